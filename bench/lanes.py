@@ -17,7 +17,7 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -174,7 +174,7 @@ class Product:
         del optimizer
         play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
         planned = steps * play.step_tokens
-        self._worker.apply(self._merge.version())
+        self._worker.apply(self._merge.version(steps=steps))
         for number, lane in enumerate(play.lanes):
             units = tuple(range(first, first + steps * lane))
             first += steps * lane

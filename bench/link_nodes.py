@@ -42,7 +42,7 @@ class CrewCoordinator:
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
         layout = Layout.of(self._params)
-        self._server = CrewServer(Path(folder) / "crew", receiver=self, parameters=layout, contribution=layout)
+        self._server = CrewServer(Path(folder) / "crew", receiver=self, contributions=[layout])
         self._server.serve(f"{address}:{port}")
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
@@ -81,7 +81,7 @@ class CrewWorker:
     def __init__(self, *, folder: str, name: str, address: str, port: int, parameters: int, **_: Any) -> None:
         self._params = model(parameters)
         self._connection = Connection(f"{address}:{port}", identity=load_node(Path(folder) / name))
-        self._link = self._connection.session(parameters=Layout.of(self._params))
+        self._link = self._connection.session(parameters=[Layout.of(self._params)])
         self._checked = False
 
     def hello(self) -> None:

@@ -5,7 +5,8 @@
 The product's coordinator deals units and leases; machines and links are modelled: a worker downloads the version,
 computes, uploads; the transfers of a direction share the coordinator's link fairly. So nothing depends on how busy this
 machine is. `error`: of the predicted tokens per second of exact steps and of windows of 8. `chosen is best`: no other
-strategy that was simulated has 2 % more.
+strategy that was simulated has 2 % more. `auto`: what `sync.kind = "auto"` makes of it, in times of the best machine
+alone, after WARM_UP rounds, and the length that it ends with.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.common import report
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
 from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew, teaches
 from cuadrilla.plan.share import share_units
+from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Said, Send, Tick
 from cuadrilla.sync.membership import Rules
@@ -102,30 +105,33 @@ class Worker:
 class Run:
     """A training of this crew by its real coordinator."""
 
-    def __init__(self, crew: Crew, work: Workload, *, steps: int) -> None:
-        self.world, self.work, self.steps = World(bytes_per_second=crew.bytes_per_second), work, steps
+    def __init__(self, crew: Crew, work: Workload, *, rounds: WholeRounds) -> None:
+        self.world, self.work = World(bytes_per_second=crew.bytes_per_second), work
         self.workers = {machine.name: Worker(spec=machine) for machine in crew.machines}
         self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
-        self.bytes = (work.exact_bytes if steps == 1 else work.window_bytes) / 2
-        self.committed: list[float] = []
+        self.committed: list[tuple[float, int, float]] = []
+        """When, of how many steps, and what they teach: where one machine has made them all, as much as ever."""
         rules = Rules(
             units_per_step=work.units_per_step,
             step_tokens=work.units_per_step * work.unit_tokens,
             num_steps=10**9,
             quorum=len(self.workers),
         )
-        self.coordinator = Coordinator(rules=rules, rounds=WholeRounds(share=share_units, steps=steps))
+        self.coordinator = Coordinator(rules=rules, rounds=rounds)
 
-    def tokens_per_second(self, *, rounds: int) -> float:
-        """Once the coordinator knows its crew."""
+    def train(self, *, rounds: int) -> tuple[float, float]:
+        """Tokens per second once the coordinator knows its crew; the same times what the rounds teach."""
         self._do(self.coordinator.start())
         for name, worker in self.workers.items():
             self._hear(Said(worker=name, message=Hello(speed_hint=worker.spec.tokens_per_second)))
         self._tick()
         while len(self.committed) < WARM_UP + rounds:
             self.world.step()
-        seconds = self.committed[-1] - self.committed[WARM_UP - 1]
-        return rounds * self.steps * self.work.units_per_step * self.work.unit_tokens / seconds
+        seconds = self.committed[-1][0] - self.committed[WARM_UP - 1][0]
+        tokens = self.work.units_per_step * self.work.unit_tokens / seconds
+        rounds_made = self.committed[WARM_UP:]
+        learned = sum(steps * taught for _, steps, taught in rounds_made)
+        return tokens * sum(steps for _, steps, _ in rounds_made), tokens * learned
 
     def _tick(self) -> None:
         self._hear(Tick())
@@ -143,12 +149,13 @@ class Run:
                     self.workers[action.worker].waiting.append(lease)
                     self._go_on(self.workers[action.worker])
                 case Merge():
-                    self.world.after(self.step_seconds, self._merged)
+                    self.world.after(self.step_seconds, partial(self._merged, action))
                 case Finish():
                     raise AssertionError(action.reason)
 
-    def _merged(self) -> None:
-        self.committed.append(self.world.now)
+    def _merged(self, merge: Merge) -> None:
+        several = len({answer.grant.worker for answer in merge.answers}) > 1
+        self.committed.append((self.world.now, merge.steps, teaches(merge.steps) if several else 1.0))
         self._hear(Merged())
 
     def _go_on(self, worker: Worker) -> None:
@@ -158,7 +165,8 @@ class Run:
         lease, began = worker.waiting.pop(), self.world.now
         worker.waiting.clear()
         tokens = len(lease.units) * self.work.unit_tokens
-        local_steps = self.steps * self.work.step_tokens if self.steps > 1 else 0.0
+        local_steps = lease.steps * self.work.step_tokens if lease.steps > 1 else 0.0
+        num_bytes = (self.work.window_bytes if lease.steps > 1 else self.work.exact_bytes) / 2
         computing = (tokens + local_steps) / spec.tokens_per_second
         most = spec.bytes_per_second
 
@@ -167,7 +175,7 @@ class Run:
             self.world.after(computing + 2 * spec.delay_seconds, upload)
 
         def upload() -> None:
-            self.world.transfer("up", self.bytes, most=most, then=answer)
+            self.world.transfer("up", num_bytes, most=most, then=answer)
 
         def answer() -> None:
             worker.busy, seconds = False, self.world.now - began
@@ -180,7 +188,7 @@ class Run:
         if worker.has_version:
             compute()
         else:
-            self.world.transfer("down", self.bytes, most=most, then=compute)
+            self.world.transfer("down", num_bytes, most=most, then=compute)
 
 
 def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float) -> Crew:
@@ -210,19 +218,23 @@ def work_of(weights: float) -> Workload:
 def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | bool]:
     """What was predicted and what the coordinator made of it."""
     alone = predict_alone(crew.best, work).tokens_per_second
-    found: dict[int, float] = {0: alone}
-    errors = {}
+    gains, errors = {0: 1.0}, {}
     for steps in (1, *WINDOWS):
-        found[steps] = Run(crew, work, steps=steps).tokens_per_second(rounds=rounds)
-        predicted = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second
-        errors[steps] = predicted / found[steps] - 1
-    gains = {steps: rate * (teaches(steps) if steps else 1.0) / alone for steps, rate in found.items()}
+        fixed = Run(crew, work, rounds=WholeRounds(share=share_units, steps=steps))
+        rate, learned = fixed.train(rounds=rounds)
+        errors[steps] = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second / rate - 1
+        gains[steps] = learned / alone
     chosen = predict(crew, work)[0].steps
+    auto = Run(crew, work, rounds=AutoRounds(share=share_units, window_bytes=work.window_bytes / work.exact_bytes))
+    _, learned = auto.train(rounds=rounds)
     return {
         "chosen": chosen,
         "gain": gains[chosen],
         "ceiling": crew.ceiling,
         "chosen is best": gains[chosen] * 1.02 >= max(gains.values()),
+        "auto": learned / alone,
+        "auto ends with": auto.committed[-1][1],
+        "best": max(gains.values()),
         "exact": gains[1],
         "error of exact": errors[1],
         "error of windows of 8": errors[8],
@@ -243,14 +255,18 @@ def main() -> None:
     for number in (int(word) for word in arguments.nodes.split(",")):
         began = time.perf_counter()
         made = crew_of(("3050",) * number, weights=124e6, bytes_per_second=LINKS["1 Gbit/s"])
-        many[str(number)] = (
-            Run(made, work_of(124e6), steps=16).tokens_per_second(rounds=3) / made.best.tokens_per_second
-        )
+        rounds = WholeRounds(share=share_units, steps=16)
+        many[str(number)] = Run(made, work_of(124e6), rounds=rounds).train(rounds=3)[0] / made.best.tokens_per_second
         print(number, many[str(number)], f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     errors = [abs(each[key]) for each in cells.values() for key in ("error of exact", "error of windows of 8")]
     report(
         "scale",
         cells=cells,
+        auto_of_the_best={
+            "median": statistics.median(each["auto"] / each["best"] for each in cells.values()),
+            "least": min(each["auto"] / each["best"] for each in cells.values()),
+        },
+        auto_never_slower_than_alone=all(each["auto"] >= 0.98 for each in cells.values()),
         chosen_is_best=sum(bool(each["chosen is best"]) for each in cells.values()) / len(cells),
         error={"median": statistics.median(errors), "most": max(errors)},
         times_one_machine_windows_of_16=many,

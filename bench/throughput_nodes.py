@@ -106,7 +106,7 @@ class CrewWorker:
         self._warm_up = warm_up
 
     def train(self) -> Answer:
-        session = self._connection.session(parameters=Layout.of(dict(self._model.named_parameters())))
+        session = self._connection.session(parameters=[Layout.of(dict(self._model.named_parameters()))])
         link = PacedLink(session, pace=self._pace, first=self._warm_up)
         return work(link, self._config, task=self._task, model=self._model)
 

@@ -38,11 +38,11 @@ class Average:
     def rounds(self, *, share: Share) -> Rounds:
         return WholeRounds(share=share, steps=self.steps)
 
-    def version_like(self, model: nn.Module, recipe: seam.Recipe) -> dict[str, Tensor]:
-        return {**seam.trainable(model)}
+    def versions_like(self, model: nn.Module, recipe: seam.Recipe) -> Sequence[Tensors]:
+        return ({**seam.trainable(model)},)
 
-    def contribution_like(self, model: nn.Module, recipe: seam.Recipe) -> dict[str, Tensor]:
-        return {name: parameter.to(self.wire) for name, parameter in seam.trainable(model).items()}
+    def contributions_like(self, model: nn.Module, recipe: seam.Recipe) -> Sequence[Tensors]:
+        return ({name: parameter.to(self.wire) for name, parameter in seam.trainable(model).items()},)
 
 
 class AverageWorker:
@@ -94,7 +94,7 @@ class AverageMerge:
         self._params, self._recipe = seam.trainable(model), recipe
         self._mean: dict[str, Tensor] = {}
 
-    def version(self) -> Mapping[str, Tensor]:
+    def version(self, *, steps: int) -> Mapping[str, Tensor]:
         return self._params
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> seam.Reduced:
@@ -125,7 +125,7 @@ class AverageMerge:
     def update(self) -> Mapping[str, Tensor]:
         return self._mean
 
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
+    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
         self._mean = dict(update)
 
     @torch.no_grad()

@@ -92,8 +92,7 @@ class Crew:
             folder / "crew",
             receiver=self.heard,
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
-            parameters=LAYOUT,
-            contribution=contribution,
+            contributions=[contribution],
             standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),
         )
         self.keys, self.nodes = self.server.keys, self.server.nodes
@@ -101,7 +100,7 @@ class Crew:
         self.address = f"127.0.0.1:{self.port}"
         self.leases = 0
         self.ana = Connection(self.address, identity=self.node("ana"))
-        self.session = self.ana.session(parameters=LAYOUT)
+        self.session = self.ana.session(parameters=[LAYOUT])
         self.session.call(Hello(speed_hint=1.0))
         assert isinstance(self.heard.next("ana"), Hello)
 

@@ -17,7 +17,7 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
-from cuadrilla.link.wire import Layout
+from cuadrilla.link.wire import layouts
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
@@ -74,12 +74,10 @@ def in_process(context: RunContext, runtime: CoordinatorThread) -> Iterator[Conn
 def over_grpc(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
     """Through TLS on the loopback."""
     with tempfile.TemporaryDirectory() as folder:
-        parameters = context.strategy.version_like(context.model, context.recipe)
         server = CrewServer(
             Path(folder) / "crew",
             receiver=runtime,
-            parameters=Layout.of(parameters),
-            contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
+            contributions=layouts(context.strategy.contributions_like(context.model, context.recipe)),
         )
         with closing(server):
             address = f"127.0.0.1:{server.serve('127.0.0.1:0')}"

@@ -252,7 +252,7 @@ class ScheduleSection(Section):
 
 class ExactSync(Section):
     kind: Literal["exact"] = "exact"
-    """exact: synchronous, any number of workers gives the result of one. windows: a merge once in several steps."""
+    """exact: synchronous, any number of workers gives the result of one."""
     strict: bool = False
     """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
@@ -272,9 +272,11 @@ class WindowsSync(Section):
 
 
 class AutoSync(Section):
-    kind: Literal["auto"]
-    """exact, or windows of the length that trains soonest: measured once, when the run begins."""
-    strict: Literal[False] = False
+    kind: Literal["auto"] = "auto"
+    """auto: exact, and on a network windows of any length where they train sooner, by what the rounds take. exact: a
+    merge at each step. windows: a merge once in several steps."""
+    strict: bool = False
+    """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
 
 class LocalEngine(Section):
@@ -532,7 +534,7 @@ class Config(Section):
     train: TrainSection = TrainSection()
     optim: Annotated[MuonSection | AdamWSection | SGDSection, Field(discriminator="kind")] = MuonSection()
     schedule: ScheduleSection = ScheduleSection()
-    sync: Annotated[ExactSync | WindowsSync | AutoSync, Field(discriminator="kind")] = ExactSync()
+    sync: Annotated[AutoSync | ExactSync | WindowsSync, Field(discriminator="kind")] = AutoSync()
     engine: Annotated[LocalEngine | CrewEngine, Field(discriminator="kind")] = LocalEngine()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()

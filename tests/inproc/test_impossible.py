@@ -48,7 +48,8 @@ class Crew:
         self.coordination = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(self.context.strategy.contribution_like(self.context.model, self.context.recipe))
+        forms = self.context.strategy.contributions_like(self.context.model, self.context.recipe)
+        self.layout = wire.Layout.of(forms[0])
 
     def says(self, worker: str, message: ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
         """As it arrives. Raises LinkError for what cannot be meant."""
@@ -91,7 +92,7 @@ class Crew:
             task=self.context.task,
             model=model,
             sync=worker_half(model, strict=config.sync.strict),
-            weights=dict(self.coordination._merge.version()),
+            weights=dict(self.coordination._merge.version(steps=1)),
             section=config.train,
         )
 

@@ -25,7 +25,6 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
@@ -58,7 +57,7 @@ class Machine:
     def __init__(self, crew: "Jobs", name: str, trained: RunDir) -> None:
         self.crew, self.name, self._trained = crew, name, trained
         self.connection = Connection(crew.address, identity=crew.identity(name))
-        self.session = self.connection.session(parameters=Layout(()))
+        self.session = self.connection.session(parameters=())
         self.session.call(Hello(speed_hint=1.0))
         crew.until(lambda: name in crew.executor.places)
 

@@ -161,7 +161,7 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     crew = Crew(tmp_path, standbys=frozenset({"eva"}))
     connection = Connection(crew.address, identity=crew.node("eva"))
     assert next(connection.follow("127.0.0.2:47470", manifest=b""))
-    session = connection.session(parameters=LAYOUT)
+    session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("eva"), Hello)
     connection.leave()
@@ -262,7 +262,7 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         assert late.waits.wait(CEILING_SECONDS)
         assert crew.works()
         connection = Connection(crew.address, identity=identity)
-        newer = connection.session(parameters=LAYOUT)
+        newer = connection.session(parameters=[LAYOUT])
         newer.call(Hello(speed_hint=2.0))
         hello = crew.heard.next("mala")
         assert isinstance(hello, Hello)
@@ -299,7 +299,7 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     identity = crew.node("mala")
     devices = ["cuda:0", "cuda:1", "cpu", "cpu.2"]
     connections = [Connection(crew.address, identity=identity, device=device) for device in devices]
-    sessions = [connection.session(parameters=LAYOUT) for connection in connections]
+    sessions = [connection.session(parameters=[LAYOUT]) for connection in connections]
     for number, (device, session) in enumerate(zip(devices, sessions, strict=True), start=1):
         session.call(Hello(speed_hint=float(number)))
         hello = crew.heard.next(f"mala/{device}")

@@ -114,7 +114,7 @@ def test_a_connection_without_a_call_is_closed(crew: Crew, monkeypatch: pytest.M
     port = crew.server.serve("127.0.0.1:0")
     address = f"127.0.0.1:{port}"
     with closing(Connection(address, identity=crew.node("luis"))) as luis, socket.socket() as plain:
-        session = luis.session(parameters=LAYOUT)
+        session = luis.session(parameters=[LAYOUT])
         session.call(Hello(speed_hint=1.0))
         assert isinstance(crew.heard.next("luis"), Hello)
         plain.connect(("127.0.0.1", port))

@@ -155,7 +155,7 @@ HOSTILE_UPLOADS: dict[str, list[object]] = {
 def test_hostile_uploads_are_refused(crew: Crew) -> None:
     identity = crew.node("mala")
     connection = Connection(crew.address, identity=identity)
-    session = connection.session(parameters=LAYOUT)
+    session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("mala"), Hello)
     with abuser(crew, identity) as client, memory_stays(64 * MIB):
@@ -173,7 +173,7 @@ def test_hostile_uploads_are_refused(crew: Crew) -> None:
 def test_an_upload_that_breaks_is_in_nobody_s_way(crew: Crew) -> None:
     identity = crew.node("luis")
     connection = Connection(crew.address, identity=identity)
-    session = connection.session(parameters=LAYOUT)
+    session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("luis"), Hello)
     with abuser(crew, identity) as client:

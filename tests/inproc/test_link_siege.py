@@ -72,7 +72,8 @@ class Members:
         self.coordination: CoordinatorRuntime = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        self.layout = wire.Layout.of(self.context.strategy.contribution_like(self.context.model, self.context.recipe))
+        forms = self.context.strategy.contributions_like(self.context.model, self.context.recipe)
+        self.layout = wire.Layout.of(forms[0])
 
     def says(self, worker: str, message: ToCoordinator) -> None:
         """As it arrives. Raises LinkError for what cannot be meant."""

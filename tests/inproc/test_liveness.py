@@ -89,7 +89,7 @@ def router(crew: Crew) -> Iterator[Router]:
 def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
     """A worker behind the router; its connection, and its session."""
     connection = Connection(router.address, identity=crew.node("luis"))
-    session = connection.session(parameters=LAYOUT)
+    session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("luis"), Hello)
     yield connection, session

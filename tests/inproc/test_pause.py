@@ -109,12 +109,12 @@ def test_a_session_of_a_paused_node_ends_and_none_begins(crew: Crew) -> None:
     assert stop == Stop(reason=PAUSED, again=True)
     assert crew.heard.goodbyes.get(timeout=10) == ("ana", PAUSED)
     assert [report.phase for report in crew.heard.reports["ana"]] == ["paused"]
-    again = crew.ana.session(parameters=LAYOUT)
+    again = crew.ana.session(parameters=[LAYOUT])
     with pytest.raises(Paused):
         again.next_event()
     again.close()
     crew.server.pause(frozenset())
-    again = crew.ana.session(parameters=LAYOUT)
+    again = crew.ana.session(parameters=[LAYOUT])
     again.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("ana"), Hello)
     crew.session.close()
@@ -129,7 +129,7 @@ def test_a_session_that_begins_while_its_node_is_paused_is_none(crew: Crew) -> N
         crew.server.pause(frozenset())
         pausing = threading.Timer(number * 2e-3, crew.server.pause, args=(frozenset({"luis"}),))
         pausing.start()
-        session = luis.session(parameters=LAYOUT)
+        session = luis.session(parameters=[LAYOUT])
         with suppress(LinkError):  # the pause was first
             session.call(Hello(speed_hint=1.0))
         pausing.join()

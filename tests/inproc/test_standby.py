@@ -213,7 +213,7 @@ def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator) -> None:
     term = KnownTerm(0, learned=learned.append)
     with closing(Connection(crew.address, identity=crew.node("luis"), term=term)) as connection:
         assert connection.describe().config == "{}"
-        session = connection.session(parameters=LAYOUT)
+        session = connection.session(parameters=[LAYOUT])
         session.call(Hello(speed_hint=1.0))
         crew.heard.next("luis")
         term.meet(2, address="elsewhere")

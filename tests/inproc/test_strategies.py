@@ -25,9 +25,11 @@ from cuadrilla.link.base import (
     Version,
 )
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Strategy, Sums
 from cuadrilla.sync.windows import Windows
+from cuadrilla.sync.work import Rounds, Share, WholeRounds, Work
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests import runs
 from tests.average import Average
@@ -36,6 +38,19 @@ from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, relative_
 from tests.sessions import ConstantGradient, answer, answer_of, recipe_of
 from tests.simulate.run import RULES, simulate
 from tests.tasks import RaggedRegression
+
+
+class Alternating(Auto):
+    """Exact rounds and windows of four steps by turns, whatever they take."""
+
+    def rounds(self, *, share: Share) -> Rounds:
+        return AlternatingRounds(share=share)
+
+
+class AlternatingRounds(WholeRounds):
+    def length(self, work: Work) -> int:
+        return 1 if work.version % 5 in (0, 1, 2) else 4
+
 
 GRADIENT_STEPS = ('optim.kind="sgd"', "optim.momentum=0.0", "train.clip_norm=0.0")
 """With these a mean of weights after one step is the step of the mean gradient."""
@@ -52,6 +67,7 @@ MANY_STEPS: dict[str, Strategy] = {
     "windows of many steps": Windows(steps=4),
     "strict windows of many steps": Windows(steps=4, strict_lanes=LANES),
     "average of many steps": Average(steps=4),
+    "exact steps and windows": Alternating(),
 }
 ROUNDING = 1e-6
 
@@ -192,13 +208,31 @@ def test_many_local_steps_learn_with_any_optimizer_and_number_type(
     assert many < one
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_kinds_of_rounds_change_though_a_worker_is_lost(execute: Execute, tmp_path: Path, phase: Phase) -> None:
+    """With AdamW, whose state goes from one kind to the other: nobody computes from another version than the others."""
+    heard, (wrap, played) = Listening(), play(Script(worker="worker-2", at=None, phase=phase))
+
+    def both(worker: str, link: Link) -> Link:
+        return heard(worker, wrap(worker, link))
+
+    sets = ('optim.kind="adamw"', "train.steps=24", workers([1.0, 1.0, 1.0]))
+    execute(tmp_path, RaggedRegression(), *sets, strategy=Alternating(), wrap_link=both)
+    assert played
+    rows = metrics(tmp_path)
+    assert [row["version"] for row in rows] == [1, 2, 3, 7, 8, 12, 13, 17, 18, 22, 23, 24]
+    assert [row.get("steps", 1) for row in rows] == [1, 1, 1, 4, 1, 4, 1, 4, 1, 4, 1, 1]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert all(len(hashes) == 1 for hashes in heard.given.values())
+
+
 @pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
 def test_a_contribution_depends_on_the_version_and_the_units_only(name: str) -> None:
     """Whoever computes a lease, and whatever it has computed before."""
     strategy, task = {**STRATEGIES, **MANY_STEPS}[name], RaggedRegression()
     section = TrainSection(batch_sequences=32, unit_sequences=4)
     merge = strategy.merge(task.model(), RECIPE)
-    weights = {name: tensor.detach().clone() for name, tensor in merge.version().items()}
+    weights = {name: tensor.detach().clone() for name, tensor in merge.version(steps=4).items()}
     model = task.model()
     experienced = strategy.worker(model, RECIPE)
     wanted = Lease(lease_id=9, version=0, units=(4, 5, 6, 7), planned_tokens=80, steps=4)
@@ -224,7 +258,7 @@ def test_a_history_computed_by_hand() -> None:
     for gradient, tokens in ((2.0, 3), (10.0, 1)):
         own = nn.ParameterDict({"w": torch.ones(5)})
         worker, sums = strategy.worker(own, RECIPE), Sums()
-        worker.apply(merge.version())
+        worker.apply(merge.version(steps=1))
         worker.begin(Lease(lease_id=1, version=0, units=(0,), planned_tokens=4))
         for _ in range(tokens):
             (own["w"].sum() * gradient / 4).backward()

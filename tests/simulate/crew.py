@@ -134,9 +134,7 @@ class Crew:
         self.audit = audit
         self.transport = transport
         self.workers = draw_crew(rng)
-        self.bad_unit = rng.choice(
-            (-1, -1, -1, -1, rng.randrange(audit.rules.units_per_step * audit.rules.num_steps))
-        )
+        self.bad_unit = rng.choice((-1, -1, -1, -1, rng.randrange(audit.rules.units_per_step * audit.rules.num_steps)))
         self.bad_rate = rng.choice((0.0, 0.0, 0.02))
 
     def start(self) -> None:

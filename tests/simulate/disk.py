@@ -161,7 +161,8 @@ class SimWeights:
     total: int = 0
     merged: tuple[SimAnswer, ...] = ()
 
-    def version(self) -> dict[str, Tensor]:
+    def version(self, *, steps: int) -> dict[str, Tensor]:
+        del steps
         return {"theta": as_tensor(self.theta)}
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
@@ -185,7 +186,8 @@ class SimWeights:
     def update(self) -> dict[str, Tensor]:
         return {"total": as_tensor(self.total)}
 
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
+    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
+        del steps
         self.total = number_of(update["total"])
 
     def step(self, *, norm: float, version: int, steps: int) -> float:

@@ -207,16 +207,16 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
                 models[2](batch).sum().backward()
             worker.after_micro_step(sums)
         answer = answer_of(worker, tokens=sums.tokens)
-        form = strategy.contribution_like(models[0], recipe)
+        form = strategy.contributions_like(models[0], recipe)[0]
         assert {k: (t.dtype, t.shape) for k, t in answer.said.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
         reduced = merge.reduce([answer], planned_tokens=10)
-        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
+        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()}, steps=1)
         for one in (merge, redone):
             one.step(norm=reduced.norm, version=version, steps=1)
-        worker.apply(merge.version())
-    assert merge.version().keys() == strategy.version_like(models[0], recipe).keys()
+        worker.apply(merge.version(steps=1))
+    assert merge.version(steps=1).keys() == strategy.versions_like(models[0], recipe)[0].keys()
     for model in models[1:]:
         assert all(torch.equal(t, models[0].state_dict()[name]) for name, t in model.state_dict().items())
     assert int(models[2][0].num_batches_tracked) == 2

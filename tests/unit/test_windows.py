@@ -42,7 +42,7 @@ def lane(
     """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
     worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
-    worker.apply(merge.version())
+    worker.apply(merge.version(steps=STEPS))
     worker.begin(Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS))
     for _ in range(STEPS):
         (model["w"].sum() * gradient * tokens / 80).backward()
@@ -68,7 +68,7 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() 
     wanted = {name: 0.75 * t + 0.25 * answers[1].said.tensors[name] for name, t in answers[0].said.tensors.items()}
     assert torch.allclose(model["w"].detach(), wanted["w"])
     momentum = f"{STATE}momentum_buffer.w"
-    assert torch.allclose(merge.version()[momentum], wanted[momentum])
+    assert torch.allclose(merge.version(steps=STEPS)[momentum], wanted[momentum])
     assert wanted[momentum].abs().min() > 0
 
 
@@ -87,7 +87,7 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
         root = (square / (1 - section.beta2**step)) ** 0.5
         weight -= section.lr * mean / (1 - section.beta1**step) / root
     assert model["w"].tolist() == pytest.approx([weight] * 3)
-    found = merge.version()
+    found = merge.version(steps=STEPS)
     assert found[f"{STATE}exp_avg.w"].tolist() == pytest.approx([mean] * 3)
     assert found[f"{STATE}exp_avg_sq.w"].tolist() == pytest.approx([square] * 3)
     assert found[f"{STATE}step.w"] == STEPS

@@ -42,7 +42,6 @@ from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
 from cuadrilla.runfile import dump, load_dumped
-from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
@@ -112,7 +111,7 @@ class Island:
         as `form`."""
         self.take_device(config.train.device)
         made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
-        self.form(config, made.task, made.model, parameters=made.parameters)
+        self.form(config, made.task, made.model, parameters=made.parameters[0])
         return made
 
     def form(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
@@ -120,7 +119,7 @@ class Island:
 
         Raises ConfigError, at every rank, which names the one that differs; IslandBroken.
         """
-        if make_strategy(config.sync).moves_weights:
+        if config.sync.kind != "exact":
             raise ConfigError(
                 "several ranks cannot be one worker of this run: its workers answer with weights",
                 hint='sync.kind = "exact", or without torchrun: each device is a worker then',
@@ -261,7 +260,7 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
 
     `config`: as all ranks have it; that of the context has what followed from the text.
     """
-    island.form(config, context.task, context.model, parameters=context.parameters)
+    island.form(config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     told: list[IslandLink] = []

@@ -77,7 +77,6 @@ def train_run(
         coordinating: list[CoordinatorRuntime] = []
         stack.push(partial(_note_failure, folder, coordinating))
         from cuadrilla.crew.local import run_local
-        from cuadrilla.train.measure import settle_sync
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
         from cuadrilla.train.teachers import keep_teachers
@@ -85,9 +84,6 @@ def train_run(
         config, decisions = decide(resolved.config, folder)
         task = make_task(config, folder.path)
         keep_teachers(config, folder, task=task)
-        if isinstance(config.sync, AutoSync):
-            config, reason = settle_sync(config, folder.path)
-            audience.tell(reason)
         if island is not None:
             island.start(config)
             island.take_device(config.train.device)
@@ -169,6 +165,8 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
     )
     if isinstance(config.sync, WindowsSync):
         tell(Message("           in windows of {steps}", steps=config.sync.steps))
+    elif isinstance(config.sync, AutoSync):
+        tell(Message("           exact ones, or in windows where that trains sooner (sync.kind)"))
     if context.resumed_at:
         tell(Message("resumed    at step {step}", step=context.resumed_at))
     for decided in decisions:

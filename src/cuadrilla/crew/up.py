@@ -29,7 +29,7 @@ from cuadrilla.link.base import COORDINATOR
 from cuadrilla.link.identity import save_node
 from cuadrilla.link.server import NOTHING, CrewServer
 from cuadrilla.link.standby import StandbyServer
-from cuadrilla.link.wire import Layout
+from cuadrilla.link.wire import layouts
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
@@ -136,8 +136,7 @@ def _open_crew(
         offer=NOTHING if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
-        parameters=Layout.of(context.strategy.version_like(context.model, context.recipe)),
-        contribution=Layout.of(context.strategy.contribution_like(context.model, context.recipe)),
+        contributions=layouts(context.strategy.contributions_like(context.model, context.recipe)),
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in

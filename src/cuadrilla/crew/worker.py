@@ -99,7 +99,9 @@ def serve_sessions(
                 node.learn(address=patience.address)
 
 
-def in_session(connection: Connection, node: Node, *, parameters: Layout, work: Callable[[GrpcLink], Stop]) -> Stop:
+def in_session(
+    connection: Connection, node: Node, *, parameters: Sequence[Layout], work: Callable[[GrpcLink], Stop]
+) -> Stop:
     """What `work` returns, or the Stop that came before a break. Raises LinkError when the session breaks."""
     session = connection.session(parameters=parameters)
     try:

@@ -46,7 +46,6 @@ from cuadrilla.link.jobs import (
     usable_row,
 )
 from cuadrilla.link.offer import RunDescription
-from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
@@ -163,7 +162,7 @@ class JobWorker:
         require_work(connection.describe(), jobs=True)
         self.held = ""
         work = partial(self._work, connection)
-        stop = in_session(connection, self.node, parameters=Layout(()), work=work)
+        stop = in_session(connection, self.node, parameters=(), work=work)
         return None if self.held and stop.again else stop
 
     def _work(self, connection: Connection, session: GrpcLink) -> Stop:

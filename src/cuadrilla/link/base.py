@@ -177,14 +177,15 @@ class Goodbye:
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A committed state, in the strategy's form. `version`: the run's optimizer steps so far. `merged`: the leases whose
-    contributions it has taken up.
+    """A committed state, in the strategy's form for a round of so many `steps`. `version`: the run's optimizer steps so
+    far. `merged`: the leases whose contributions it has taken up.
 
     `standbys`: where the crew would go on without this coordinator. `term`: how many times the crew was promoted to
     another machine, as far as this coordinator knows. A link between machines fills them in.
     """
 
     version: Count
+    steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
     merged: Annotated[tuple[Count, ...], Field(max_length=MAX_UNITS)] = ()
     parameters: Annotated[TensorRef, Field(exclude=True)] = None
     standbys: Annotated[tuple[Text, ...], Field(max_length=MAX_FACTS)] = ()

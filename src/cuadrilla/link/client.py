@@ -177,8 +177,8 @@ class Connection:
             yield part.name, data, part.num_bytes
         raise LinkError("the coordinator ended the session", hint="it is asked again")
 
-    def session(self, *, parameters: wire.Layout) -> "GrpcLink":
-        """A new session; `parameters` is what a version of this run's model looks like."""
+    def session(self, *, parameters: Sequence[wire.Layout]) -> "GrpcLink":
+        """A new session; `parameters`: what a version of this run's model may look like."""
         return GrpcLink(self, parameters=parameters)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Connection:
 class GrpcLink:
     """A session: a `Link`. Heartbeats go out by themselves."""
 
-    def __init__(self, connection: Connection, *, parameters: wire.Layout) -> None:
+    def __init__(self, connection: Connection, *, parameters: Sequence[wire.Layout]) -> None:
         self._connection = connection
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -303,8 +303,7 @@ class GrpcLink:
         assert isinstance(ref, int)
         with self._transfer():
             arriving = self._connection.ask(Download(version=ref))
-            blob = wire.gathered(arriving, self._parameters.num_bytes, memory=self._connection.memory)
-        return self._parameters.unpack(blob)
+            return wire.received(arriving, self._parameters, memory=self._connection.memory)
 
     def hold(self, reason: str) -> None:
         """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""

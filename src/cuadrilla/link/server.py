@@ -20,7 +20,7 @@ Invariants
 import logging
 import queue
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,7 +92,7 @@ END_SECONDS = 1.0
 STOP_SECONDS = 5.0
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
-NOTHING, NO_TENSORS = Offer(config="", files={}), wire.Layout(())
+NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 
@@ -155,8 +155,7 @@ class CrewServer:
         *,
         receiver: Receiver,
         offer: Offer = NOTHING,
-        parameters: wire.Layout = NO_TENSORS,
-        contribution: wire.Layout = NO_TENSORS,
+        contributions: Sequence[wire.Layout] = (),
         standby: StandbyServer | None = None,
         jobs: JobReceiver | None = None,
         term: int = 0,
@@ -164,7 +163,7 @@ class CrewServer:
         self._term = term
         self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
         self._receiver = receiver
-        self._offer, self._parameters, self._contribution = offer, parameters, contribution
+        self._offer, self._contributions = offer, contributions
         self._versions: dict[int, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
@@ -213,7 +212,8 @@ class CrewServer:
             assert isinstance(version.parameters, Mapping)
             if len(self._versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
                 del self._versions[next(iter(self._versions))]
-            packed = self._parameters.pack(version.parameters, memory=self._version_memory)
+            layout = wire.Layout.of(version.parameters)
+            packed = layout.pack(version.parameters, memory=self._version_memory)
             self._versions[version.version] = packed
 
     def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
@@ -463,9 +463,7 @@ class CrewServer:
             self._jobs.keep(session.worker, head, wire.whole(chunks, head.num_bytes))
             return
         if head.valid:
-            layout = self._contribution
-            blob = wire.gathered(chunks, layout.num_bytes, memory=self._upload_memory)
-            head = replace(head, tensors=layout.unpack(blob))
+            head = replace(head, tensors=wire.received(chunks, self._contributions, memory=self._upload_memory))
         session.check()
         session.sending = None  # all of it is here: the end of the session is no reason to cut it off
         self._receiver.deliver(session.worker, head)

@@ -4,17 +4,18 @@ A message is its name and JSON: `Progress {"micro_steps": 7}`. The bounds of its
 arrives.
 
 Tensors travel as one blob in the layout of safetensors, cut into chunks of `CHUNK_BYTES`. A receiver knows from its
-model which tensors it may get (`Layout`), so the blob's header must equal the one that it expects: nothing of it is
-parsed, and no peer can make a receiver take more memory than the model has. TLS vouches for each byte.
+model which tensors it may get (`Layout`), so the blob's header must equal one that it expects: nothing of it is parsed,
+and no peer can make a receiver take more memory than the model has. TLS vouches for each byte.
 
 What costs time here is memory that the kernel has to clear, not copying: large buffers are used again (`Memory`).
 """
 
+import itertools
 import json
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -134,6 +135,11 @@ class Layout:
         return {name: part.view(dtype).view(shape) for (name, dtype, shape), part in parts}
 
 
+def layouts(forms: Iterable[Tensors]) -> tuple[Layout, ...]:
+    """Of each of several sets of tensors."""
+    return tuple(Layout.of(tensors) for tensors in forms)
+
+
 def _safetensors_name(dtype: torch.dtype) -> str:
     name = dtype_name(dtype)
     return SAFETENSORS_NAMES.get(name) or f"{name[0].upper()}{8 * dtype.itemsize}"
@@ -218,6 +224,17 @@ def gathered(chunks: Iterable[bytes], num_bytes: int, *, memory: Memory) -> memo
         return blob
     finally:
         del blob  # gRPC keeps the error of a call that broke for long, and with it what was going on
+
+
+def received(chunks: Iterator[bytes], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
+    """The tensors of a blob from its chunks, in the one of these layouts whose header the first chunk begins with.
+    Raises LinkError.
+    """
+    first = next(chunks, b"")
+    layout = next((each for each in layouts if first[: len(each.header)] == each.header[: len(first)]), None)
+    if layout is None:
+        raise _unexpected(Message("tensors of another model"))
+    return layout.unpack(gathered(itertools.chain([first], chunks), layout.num_bytes, memory=memory))
 
 
 def _unexpected(problem: Message) -> LinkError:

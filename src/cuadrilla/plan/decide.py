@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cuadrilla.config import AutoSync, Config, ExactSync, LanguageTaskSection, LocalEngine, MuonSection
+from cuadrilla.config import AutoSync, Config, CrewEngine, ExactSync, LanguageTaskSection, LocalEngine, MuonSection
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
@@ -56,8 +56,8 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
         began = read_run_config(run)
         sync = began.sync if isinstance(config.sync, AutoSync) else config.sync
         return filled(config.model_copy(update={"sync": sync}), settled(began)), []
-    if isinstance(config.sync, AutoSync) and isinstance(config.engine, LocalEngine):
-        config = config.model_copy(update={"sync": ExactSync()})  # one process has no network
+    if isinstance(config.sync, AutoSync) and not (_has_network(config.engine) and not config.sync.strict):
+        config = config.model_copy(update={"sync": ExactSync(strict=config.sync.strict)})
     text = _text_tokens(config, run)
     tokens = config.train.tokens or round(config.train.epochs * text)
     decisions: list[Decision] = []
@@ -74,6 +74,12 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
         config = _with(config, decision.key, decision.value)
         decisions += [decision] if decision.value else []
     return config, decisions
+
+
+def _has_network(engine: LocalEngine | CrewEngine) -> bool:
+    """Whether a step has to travel further than through this machine."""
+    here = isinstance(engine, LocalEngine) or (engine.kind == "crew" and engine.listen.startswith("127."))
+    return not here or (isinstance(engine, CrewEngine) and bool(engine.link))
 
 
 def settled(config: Config) -> dict[str, float]:

@@ -90,7 +90,7 @@ class Coordinator:
 
     def postpone(self, seconds: float) -> None:
         """What was decided last is carried out so much later: the clocks of its leases begin then."""
-        leases = self.work.ledger.leases
+        leases, self.work.opened_at = self.work.ledger.leases, self.work.opened_at + seconds
         leases.update({number: replace(lease, at=lease.at + seconds) for number, lease in leases.items()})
         for member in self.crew.members.values():
             member.progress_at += seconds
@@ -182,7 +182,7 @@ class Coordinator:
         merge = None if self.work.merging is not None else self.rounds.due(self.work)
         if merge is None:
             return []
-        self.work.merging = merge
+        self.work.merging, self.work.merging_since = merge, self.crew.now
         return [merge]
 
     def _after_merge(self, event: Merged) -> list[Action]:

@@ -59,17 +59,17 @@ class Exact:
     def rounds(self, *, share: Share) -> Rounds:
         return WholeRounds(share=share)
 
-    def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and running statistics."""
         del recipe
-        return {**trainable(model), **statistics_of(model)}
+        return ({**trainable(model), **statistics_of(model)},)
 
-    def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Σ gradient / planned tokens (fp32; strict: int64 fixed point) and Σ statistics."""
         del recipe
         dtype = torch.int64 if self.strict else None
         gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
-        return {**gradients, **sums_like(model)}
+        return ({**gradients, **sums_like(model)},)
 
 
 class ExactWorker:
@@ -157,8 +157,9 @@ class ExactMerge:
         self._optimizer = recipe.make_optimizer(self._params)
         self._strict = strict
 
-    def version(self) -> Mapping[str, Tensor]:
+    def version(self, *, steps: int) -> Mapping[str, Tensor]:
         """What a version holds: trainable parameters, and running statistics."""
+        del steps
         return {**self._params, **self._statistics.record}
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
@@ -213,7 +214,8 @@ class ExactMerge:
         """The merged gradient and mean statistics by name."""
         return {**{name: _gradient(parameter) for name, parameter in self._params.items()}, **self._statistics.mean}
 
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
+    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
+        del steps
         for name, parameter in self._params.items():
             parameter.grad = update[name].to(device=parameter.device, dtype=parameter.dtype)
         self._statistics.mean = {name: tensor for name, tensor in update.items() if name not in self._params}

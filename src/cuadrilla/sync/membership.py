@@ -212,6 +212,11 @@ class Membership:
         member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
         member.measurements += 1
 
+    def change_transfers(self, factor: float) -> None:
+        """From now on so many times as much travels."""
+        for member in self.members.values():
+            member.transfer_seconds *= factor
+
     def unanswered(self, leases: Iterable[Grant]) -> None:
         """Their workers are no faster than that shows: a measurement, too, or they would be tried in each round."""
         for lease in leases:

@@ -116,8 +116,10 @@ class WorkerHalf(Protocol):
 class MergeHalf(Protocol):
     """Over the model of record. The order of its calls for a version: `reduce`, `update` (for the journal), `step`."""
 
-    def version(self) -> Mapping[str, Tensor]:
-        """What a version holds as it travels, by name; tensors of record themselves where they need no other form."""
+    def version(self, *, steps: int) -> Mapping[str, Tensor]:
+        """What a version holds as it travels, by name, before a round of so many steps; tensors of record themselves
+        where they need no other form.
+        """
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
         """Prepare the update from contributions, whose workers, units and base versions are known; nothing else
@@ -138,10 +140,10 @@ class MergeHalf(Protocol):
     def update(self) -> Mapping[str, Tensor]:
         """What was prepared, by name: the journal keeps it, and `load_update` brings it back."""
 
-    def load_update(self, update: Mapping[str, Tensor]) -> None: ...
+    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None: ...
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Apply what was prepared, so many optimizer steps that lead to `version`; the last one's learning-rate factor."""
+        """Apply what was prepared: so many optimizer steps, to `version`. The last one's learning-rate factor."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """Everything besides the model that decides the next versions."""
@@ -167,10 +169,10 @@ class Strategy(Protocol):
     def rounds(self, *, share: Share) -> Rounds:
         """`share`: the planner."""
 
-    def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
-        """Names, dtypes and shapes of what a version holds; the values mean nothing."""
+    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
+        """Names, dtypes and shapes of what a version may hold; the values mean nothing."""
 
-    def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Those of a contribution's tensors, as they travel."""
 
 

@@ -81,15 +81,15 @@ class Windows:
             return LaneRounds(share=share, steps=self.steps, sizes=self.strict_lanes)
         return WholeRounds(share=share, steps=self.steps)
 
-    def version_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and the optimizer's state."""
         params, optimizer = _unplaced(model, recipe)
-        return _version(params, optimizer, bits=self.bits)
+        return (_version(params, optimizer, bits=self.bits),)
 
-    def contribution_like(self, model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
+    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Changes of the parameters and the optimizer's state, or gradients and their squares."""
         params, optimizer = _unplaced(model, recipe)
-        return _contribution(params, optimizer, gradients=params, squares=params, bits=self.bits)
+        return (_contribution(params, optimizer, gradients=params, squares=params, bits=self.bits),)
 
 
 def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
@@ -185,7 +185,8 @@ class WindowsMerge:
         self._ways = [GRADIENT + name if name in self._optimizer.adaptive else name for name in smallest_first]
         self._mean: dict[str, Tensor] = {}
 
-    def version(self) -> Mapping[str, Tensor]:
+    def version(self, *, steps: int) -> Mapping[str, Tensor]:
+        del steps
         return _version(self._params, self._optimizer, bits=self._bits)
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
@@ -231,7 +232,8 @@ class WindowsMerge:
     def update(self) -> Mapping[str, Tensor]:
         return self._mean
 
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
+    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
+        del steps
         self._mean = dict(update)
 
     @torch.no_grad()

@@ -17,8 +17,8 @@ from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
 MAX_FAILURES_OF_A_UNIT = 2
-PROBE_COST = 0.05
-"""Part of the time that may go into measuring members again whose share is no unit."""
+PROBE_COST = 0.02
+"""Part of the time that may go into measuring members again whose share is no unit, all together."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
 """Of a lease, as long as nobody was measured."""
@@ -49,7 +49,8 @@ class Rounds(Protocol):
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
-    `merged`: leases that the last version took up.
+    `merged`: leases that the last version took up, `merged_steps`: its steps. `opened_at`: when the round was opened,
+    `merge_seconds`: a running mean, from the last answer of a round to its version.
     """
 
     rules: Rules
@@ -61,7 +62,11 @@ class Work:
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     merged: tuple[int, ...] = ()
+    merged_steps: int = 0
+    opened_at: float = 0.0
+    merge_seconds: float = 0.0
     merging: Merge | None = None
+    merging_since: float = 0.0
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -74,6 +79,7 @@ class Work:
         """Put the next units of the run on offer: so many optimizer steps, or fewer up to where a round ends."""
         end = min(end for end in (*self.rules.ends, self.rules.num_steps) if end > self.version)
         self.ledger.open_units(min(steps, end - self.version) * self.rules.units_per_step)
+        self.opened_at = self.crew.now
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ class Work:
 
     def tell_version(self, worker: str) -> Action:
         """The one that was committed last."""
-        return Send(worker=worker, message=Version(version=self.version, merged=self.merged))
+        return Send(worker=worker, message=Version(version=self.version, steps=self.steps, merged=self.merged))
 
     def late(self) -> list[Grant]:
         """Leases that take longer than they should."""
@@ -169,7 +175,10 @@ class Work:
         return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - excused
 
     def committed(self, merge: Merge) -> None:
-        self.version = merge.version
+        self.version, self.merged_steps = merge.version, merge.steps
+        self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
+            2 if self.merge_seconds else 1
+        )
         self.merged = tuple(answer.grant.lease_id for answer in merge.answers)
         self.tokens += sum(answer.said.tokens for answer in merge.answers)
         for answer in merge.answers:
@@ -230,8 +239,13 @@ class WholeRounds:
     def is_smallest(self, grant: Grant, work: Work) -> bool:
         return len(grant.units) <= work.steps
 
+    def length(self, work: Work) -> int:
+        """Steps of the next round."""
+        del work
+        return self.steps
+
     def next(self, work: Work) -> list[Action]:
-        work.open_round(self.steps)
+        work.open_round(self.length(work))
         return [work.tell_version(worker) for worker in work.crew.members]
 
 
@@ -252,15 +266,16 @@ def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
     """Shares of a new round in which nobody is forgotten: who was slow once may be fast now.
 
     A member whose share is nothing gets a group of the fastest member's, if it was not measured properly yet or has
-    waited so long that the wait costs at most PROBE_COST of the time.
+    waited so long that the wait costs at most its part of PROBE_COST.
     """
     shares = dict(planned)
     paces, fastest = _paces_of_groups(work), max(shares, key=lambda name: (shares[name], name), default="")
     round_seconds = max((paces[name].seconds(count) for name, count in shares.items() if count), default=math.inf)
+    cost = PROBE_COST / max(1, sum(share == 0 for share in shares.values()))
     for worker, member in work.crew.members.items():
         member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
         rounds_for_a_group = paces[worker].seconds(1) / round_seconds
-        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * PROBE_COST >= rounds_for_a_group
+        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * cost >= rounds_for_a_group
         if member.rounds_without and due and shares[fastest] > 1:
             shares[fastest] -= 1
             shares[worker] = 1

@@ -283,7 +283,7 @@ class CoordinatorRuntime:
     def _tell(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
-                message = replace(message, parameters=dict(self._merge.version()))
+                message = replace(message, parameters=dict(self._merge.version(steps=message.steps)))
             case Stop():
                 self._heard.pop(worker, None)
                 self._store.event("evicted", worker=worker, reason=message.reason)
@@ -393,11 +393,19 @@ class CoordinatorRuntime:
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last, evaluates=evaluates)
         if observer is not None and evaluates:
             observer.begin(version, dict(self._row), steps=steps)
+        self._note_length(before=steps)
         self._since = self._clock()
         if 0 < self._stop_at <= version:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         if "val_loss" in self._row:
             self._judge_held_out(version)
+
+    def _note_length(self, *, before: int) -> None:
+        """The strategy has chosen another number of steps for the next round than the last one had."""
+        version, steps = self._work.version, self._work.steps
+        if steps and steps != before and version + steps not in (*self._rules.ends, self._rules.num_steps):
+            log.info("from step %d on a round has %d steps", version + 1, steps)
+            self._store.event("round length", version=version, steps=steps)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """Of a step that counted so many tokens, since the last one was saved and evaluated."""

@@ -11,11 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import Config, ExactSync, WindowsSync
+from cuadrilla.config import Config
 from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
-from cuadrilla.messages import Message
-from cuadrilla.plan.machines import CrewFile, MachineSection, described, practised
-from cuadrilla.plan.predict import Workload, predict
+from cuadrilla.plan.predict import Workload
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.sync.windows import Windows
@@ -24,10 +22,6 @@ from cuadrilla.train.setup import equip, make_model_to_train, make_task
 LEASE_SECONDS, NUM_LEASES = 2.0, 3
 MAX_UNITS = 4096
 """Of a lease."""
-LIKE_THIS = CrewFile(
-    machine=[MachineSection(name="this", speed=1.0), MachineSection(name="other", speed=1.0, link="940mbit+1ms")]
-)
-"""Who will join is not known when a run begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,36 +49,11 @@ def measure(config: Config, folder: Path) -> Measured:
         torch.set_num_threads(threads)
 
 
-def settle_sync(config: Config, folder: Path) -> tuple[Config, Message]:
-    """What `sync.kind = "auto"` is for this run, and why: for its practice crew, or for this machine and one like it.
-    Raises what `measure` raises.
-    """
-    found = measure(config, folder)
-    if len(config.engine.workers) > 1:
-        crew = practised(config.engine, here=found.tokens_per_second)
-    else:
-        crew = described(LIKE_THIS, here=found.tokens_per_second, operations=1.0)
-    best = next((each for each in predict(crew, found.work) if each.steps), None)
-    if best is None or best.steps == 1:
-        sync: ExactSync | WindowsSync = ExactSync()
-    else:
-        sync = WindowsSync(kind="windows", steps=best.steps)
-    crews = Message("of {number} workers", number=len(crew.machines))
-    crews = crews if len(config.engine.workers) > 1 else Message("of two machines like this over 1 Gbit/s")
-    reason = Message(
-        "sync       {kind}: a crew {which} is {gain:.2f} times as fast as its best machine alone",
-        kind=Message("windows of {steps} steps", steps=best.steps) if best and best.steps > 1 else Message("exact"),
-        which=crews,
-        gain=best.gain if best else 1.0,
-    )
-    return config.model_copy(update={"sync": sync}), reason
-
-
 def _measure(config: Config, folder: Path) -> Measured:
     task = make_task(config, folder)
     equipment = equip(config, task, make_model_to_train(config, task), strategy=Exact())
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
-    leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version()), device=device)
+    leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)
     windows = Windows(steps=2)
     tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
@@ -92,7 +61,7 @@ def _measure(config: Config, folder: Path) -> Measured:
         tokens_per_second=tokens_per_second,
         device=str(device),
         peak_bytes=_peak_bytes(device),
-        saved_bytes=_size(windows.version_like(model, recipe)),
+        saved_bytes=_size(windows.versions_like(model, recipe)[0]),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
@@ -120,7 +89,8 @@ def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> flo
 
 
 def _round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
-    return _size(strategy.version_like(model, recipe)) + _size(strategy.contribution_like(model, recipe))
+    version, contribution = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
+    return _size(version) + _size(contribution)
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

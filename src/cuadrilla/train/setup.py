@@ -17,7 +17,7 @@ from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSe
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.wire import Layout
+from cuadrilla.link.wire import Layout, layouts
 from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
@@ -92,9 +92,9 @@ class Equipment:
     speed: float = 1.0
 
     @property
-    def parameters(self) -> Layout:
-        """Of a version, as it arrives."""
-        return Layout.of(self.strategy.version_like(self.model, self.recipe))
+    def parameters(self) -> tuple[Layout, ...]:
+        """Of a version, as it may arrive."""
+        return layouts(self.strategy.versions_like(self.model, self.recipe))
 
     def work(self, link: Link) -> Stop:
         """One session of a worker, from Hello to Stop. Raises what `train` raises."""
@@ -133,6 +133,7 @@ def equip(
     precision = choose_precision(config.train.precision, device=place)
     precision.apply(model)
     length = measure_length(config, task)
+    recipe = make_recipe(config, task=task, length=length, precision=precision)
     return Equipment(
         config=config,
         task=task,
@@ -141,8 +142,8 @@ def equip(
         precision=precision,
         kernels=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
         length=length,
-        strategy=strategy or make_strategy(config.sync),
-        recipe=make_recipe(config, task=task, length=length, precision=precision),
+        strategy=strategy or make_strategy(config.sync, model, recipe),
+        recipe=recipe,
         speed=speed,
     )
 

@@ -135,7 +135,7 @@ class Store:
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
-                self.merge.load_update(record.update)
+                self.merge.load_update(record.update, steps=header["steps"])
                 factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
                 row |= {"lr_factor": factor}
             ledger = Ledger.redone(state["ledger"], header["units"])

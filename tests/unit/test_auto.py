@@ -1,0 +1,99 @@
+"""Which length of round is chosen, by what rounds take: the coordinator over machines that are described."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from cuadrilla.link.base import Contribution, Hello, Lease
+from cuadrilla.plan.share import share_units
+from cuadrilla.sync.auto import AutoRounds
+from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.events import Action, Commit, Merge, Merged, Said, Send
+from cuadrilla.sync.membership import Rules
+
+UNITS_PER_STEP = 60
+
+
+@dataclass
+class Machines:
+    """Units per second of each; seconds of one transfer of an exact round, and of a local step of the optimizer."""
+
+    speeds: dict[str, float]
+    transfer: float
+    local_step: float = 0.0
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        rules = Rules(
+            units_per_step=UNITS_PER_STEP, step_tokens=600, num_steps=10_000, ends=self.ends, quorum=len(self.speeds)
+        )
+        self.machine = Coordinator(rules=rules, rounds=AutoRounds(share=share_units, window_bytes=0.5))
+        self.now, self.lengths = 0.0, list[int]()
+
+    def rounds(self, number: int) -> list[int]:
+        """The lengths of so many."""
+        if not self.lengths:
+            actions = self.machine.start()
+            for name in self.speeds:
+                actions += self.machine.handle(Said(worker=name, message=Hello(speed_hint=1.0)), self.now)
+        else:
+            actions = self.actions
+        for _ in range(number):
+            actions = self._round(actions)
+        self.actions = actions
+        return self.lengths[-number:]
+
+    def _round(self, actions: Sequence[Action]) -> list[Action]:
+        due, began = [], self.now
+        for action in actions:
+            match action:
+                case Send(message=Lease() as lease):
+                    moved = self.transfer * (0.5 if lease.steps > 1 else 1.0)
+                    local = self.local_step * lease.steps if lease.steps > 1 else 0.0
+                    seconds = moved + local + len(lease.units) / self.speeds[action.worker]
+                    due.append((began + seconds, action.worker, lease, moved))
+        done: list[Action] = []
+        for at, worker, lease, moved in sorted(due, key=lambda each: each[:2]):
+            said = Contribution(
+                lease_id=lease.lease_id, tokens=10 * len(lease.units), loss_sum=1.0, transfer_seconds=moved
+            )
+            self.now, done = at, self.machine.handle(Said(worker=worker, message=said), at)
+        (merge,) = [action for action in done if isinstance(action, Merge)]
+        self.lengths.append(merge.steps)
+        return [action for action in self.machine.handle(Merged(), self.now) if not isinstance(action, Commit)]
+
+
+@pytest.mark.parametrize(
+    ("transfer", "local_step", "wanted"),
+    [
+        pytest.param(0.0, 0.2, 1, id="no network, and an optimizer that is slow everywhere"),
+        pytest.param(0.1, 0.0, 4, id="a fast network"),
+        pytest.param(20.0, 0.0, 16, id="a slow network"),
+    ],
+)
+def test_the_length_that_teaches_most_in_a_second(transfer: float, local_step: float, wanted: int) -> None:
+    crew = Machines({"ana": 30.0, "luis": 20.0, "eva": 10.0}, transfer=transfer, local_step=local_step)
+    lengths = crew.rounds(30)
+    assert lengths[:2] == [1, 1]  # until all are measured
+    assert set(lengths[-10:]) == {wanted}
+
+
+def test_a_network_that_becomes_slow_is_noticed() -> None:
+    crew = Machines({"ana": 30.0, "luis": 30.0}, transfer=0.0, local_step=0.5)
+    assert set(crew.rounds(20)[-5:]) == {1}
+    crew.transfer = 30.0
+    assert crew.rounds(40)[-1] == 16
+
+
+def test_a_machine_alone_loses_nothing() -> None:
+    """Whatever the length, it is one lane."""
+    crew = Machines({"ana": 30.0}, transfer=1.0)
+    assert crew.rounds(10)[-1] == 16
+
+
+def test_rounds_end_where_the_rules_want_it() -> None:
+    crew = Machines({"ana": 30.0, "luis": 30.0}, transfer=30.0, ends=(30,))
+    lengths = crew.rounds(8)
+    versions = [sum(lengths[: count + 1]) for count in range(len(lengths))]
+    assert 30 in versions
