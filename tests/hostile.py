@@ -123,7 +123,7 @@ class Crew:
         assert isinstance(version, Version)
         got = self.session.download(version.parameters)
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
-        layout = self.server._contribution
+        layout = self.server._contributions[0]
         noise = random.Random(self.leases).randbytes(layout.num_bytes - len(layout.header))
         sent = layout.unpack(bytearray(layout.header + noise))
         answer = Contribution(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=sent)

@@ -199,7 +199,7 @@ def buffers() -> list[memoryview]:
 def test_a_node_has_one_upload_at_a_time(big_crew: Crew) -> None:
     """Or a node that begins a thousand takes a thousand times the model's memory."""
     crew, identity, count = big_crew, big_crew.node("mala"), 12
-    begun = [raw(upload()), *(bytes(MIB) for _ in range(8))]
+    begun = [raw(upload()), BIG.header.ljust(MIB, bytes(1)), *(bytes(MIB) for _ in range(7))]
     session_held, held = Held([hello_bytes()]), []
     with abuser(crew, identity) as client:
         session = client.stream("Session", session_held)

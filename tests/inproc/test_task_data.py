@@ -69,7 +69,7 @@ class Run:
 
     def opens(self, offered: Offer) -> Connection:
         self.close()
-        parts = {"receiver": Heard(), "parameters": LAYOUT, "contribution": LAYOUT}
+        parts = {"receiver": Heard(), "contributions": [LAYOUT]}
         self.server = CrewServer(self.folder / "crew", offer=offered, **parts)  # type: ignore[arg-type]
         return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
 
