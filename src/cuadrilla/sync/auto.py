@@ -162,7 +162,7 @@ class AutoMerge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Took:
     """Seconds of a step, with these members, and when it was."""
 
     seconds: float
@@ -175,7 +175,7 @@ class AutoRounds(WholeRounds):
     """As `WholeRounds`, with a length of their own each."""
 
     window_bytes: float
-    measured: dict[int, Measured] = field(default_factory=dict)
+    measured: dict[int, Took] = field(default_factory=dict)
 
     def length(self, work: Work) -> int:
         """Of the next round: that of the last one, unless another promises more; exact until all are measured."""
@@ -198,7 +198,7 @@ class AutoRounds(WholeRounds):
         before = self.measured.get(steps)
         if before is not None and before.members == members:
             seconds = (before.seconds + seconds) / 2
-        self.measured[steps] = Measured(seconds=seconds, members=members, at=now)
+        self.measured[steps] = Took(seconds=seconds, members=members, at=now)
 
     def _value(self, length: int, work: Work) -> float:
         known, paces = self.measured.get(length), self._paces(length, work)
