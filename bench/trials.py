@@ -20,11 +20,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.common import random_data, report
+from bench.common import random_data, report, search_rows
 from bench.lan import Member, can_shape, lan
 from bench.limits import Share, shares
 from cuadrilla.home import Home
-from cuadrilla.rundir import read_jsonl
 
 RUN = """
 [data]
@@ -82,10 +81,10 @@ def main() -> None:
         for number, machine in enumerate(machines):
             folder = search(work / f"alone-{number}", trials=given.trials, steps=given.steps)
             machine.run("tune", str(folder))
-            alone.append(rate([row["time"] for row in ended(folder)]))
+            alone.append(rate([row["time"] for row in search_rows(folder)]))
         folder = search(work / "together", trials=3 * given.trials, steps=given.steps)
         together(machines, folder)
-        rows = ended(folder)
+        rows = search_rows(folder)
         steady, whole = rates(rows, folder)
     report(
         "trials",
@@ -151,10 +150,6 @@ def together(machines: list[_Machine], folder: Path) -> None:
             process.wait()
 
 
-def ended(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_jsonl(folder / "tune" / "trials.jsonl") if row["event"] == "ended"]
-
-
 def rate(times: list[float]) -> float:
     """Trials per hour, from the end of the first to that of the last."""
     return 3600 * (len(times) - 1) / (times[-1] - times[0])
@@ -162,13 +157,13 @@ def rate(times: list[float]) -> float:
 
 def rates(rows: list[dict[str, Any]], folder: Path) -> tuple[float, float]:
     """Of all at work; and of the search as a whole, with the start of the others and its end."""
-    begun = [row for row in read_jsonl(folder / "tune" / "trials.jsonl") if row["event"] == "begun"]
+    begun = [row["began"] for row in search_rows(folder)]
     warm = max(min(row["time"] for row in rows if row["place"] == place) for place in {row["place"] for row in rows})
-    last_begun = max(row["time"] for row in begun)
+    last_begun = max(begun)
     steady = [row["time"] for row in rows if warm <= row["time"] <= last_begun]
     if len(steady) < 2:
         raise SystemExit("too few trials: more --trials, or fewer --steps")
-    return rate(steady), 3600 * len(rows) / (rows[-1]["time"] - begun[0]["time"])
+    return rate(steady), 3600 * len(rows) / (rows[-1]["time"] - min(begun))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.common import report
+from bench.common import report, search_rows
 from bench.little import Text
-from cuadrilla.rundir import read_jsonl
 
 RUN = """
 [data]
@@ -108,7 +107,7 @@ def search(
     (folder / "run.toml").write_text(RUN.format(data=text.data, **settings), encoding="utf-8")
     command = [sys.executable, "-m", "cuadrilla", "--json", "tune", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    rows = [row for row in read_jsonl(folder / "tune" / "trials.jsonl") if row["event"] == "ended"]
+    rows = search_rows(folder)
     print(json.dumps({"seed": seed, "rungs": rungs, "ended": len(rows)}), file=sys.stderr, flush=True)
     return rows
 

@@ -48,9 +48,9 @@ class ShownDashboard:
                 return error.code, error.read(), error.headers
 
     @contextmanager
-    def following(self, key: str, *, path: str = "/api/follow?of=") -> Iterator[Iterator[dict[str, Any]]]:
-        """What the stream of a run tells, piece by piece; of a queue or a search: `path` "/api/jobs?of="."""
-        request = urllib.request.Request(f"{self.url}{path}{quote(key)}", headers=BEARER)
+    def following(self, key: str) -> Iterator[Iterator[dict[str, Any]]]:
+        """What the stream of a run tells, piece by piece."""
+        request = urllib.request.Request(f"{self.url}/api/follow?of={quote(key)}", headers=BEARER)
         with urllib.request.urlopen(request, timeout=60) as answer:
             yield (json.loads(line[5:]) for line in answer if line.startswith(b"data:"))
 

@@ -10,16 +10,15 @@ from typing import Any
 from optuna.storages import InMemoryStorage
 
 from cuadrilla.config import TuneSection
-from cuadrilla.runfile import resolve
-from cuadrilla.tune.folder import SearchFolder, write_search
+from cuadrilla.tune.folder import SearchFolder
 from cuadrilla.tune.search import Job, Search, TrialResult
 from cuadrilla.tune.space import Space
 
 SPACE: Mapping[str, Any] = {
     "optim.kind": {"choices": ["muon", "adamw"]},
     "optim.lr": {"low": 0.001, "high": 0.1, "log": True},
-    "optim.momentum": {"low": 0.8, "high": 0.98, "when": {"optim.kind": "muon"}},
-    "optim.weight_decay": {"low": 0.01, "high": 0.3, "log": True, "when": {"optim.kind": "adamw"}},
+    "optim.momentum": {"low": 0.8, "high": 0.98},
+    "optim.weight_decay": {"low": 0.01, "high": 0.3, "log": True},
     "train.batch_sequences": {"choices": [8, 16, 32]},
     "model.layers": {"low": 2, "high": 8},
 }
@@ -45,22 +44,19 @@ class WrittenSearch:
     def write(self, *, until: int = 10**9) -> SearchFolder:
         """With the first `until` runs; the next one has begun."""
         told = {"space": SPACE, "sampler": "random", "rungs": self.rungs, "factor": 3, "trials": self.num_trials}
-        config = resolve("[data]\nfolder = 'data'\n[train]\nsteps = 90\n").config
+        text = "[data]\nfolder = 'data'\n[train]\nsteps = 90\n"
         section = TuneSection.model_validate(told)
         steps = [STEPS // 3 ** (self.rungs - 1 - rung) for rung in range(self.rungs)]
         self.folder.path.mkdir(parents=True)
-        write_search(self.folder, {}, rung_steps=steps)
-        tokens = [each * TOKENS for each in steps]
-        search = Search(section, space=Space(section, config), storage=InMemoryStorage(), rung_tokens=tokens)
-        self.folder.started(search)
+        search = Search(section, space=Space(section, text=text), storage=InMemoryStorage())
         while (job := search.next_job()) is not None:
-            self.folder.began(job, place="place-1")
+            self.folder.write_jobs(search, at={job.name: "place-1"}, steps=steps)
             if until <= 0:
                 break
             until -= 1
             found = result(job, steps)
             search.finish(job, found)
-            self.folder.ended(job, found)
+            self.folder.write_jobs(search, at={}, steps=steps)
             write_run(self.folder, job, found, steps[job.rung])
         return self.folder
 
@@ -68,11 +64,10 @@ class WrittenSearch:
 def result(job: Job, steps: Sequence[int]) -> TrialResult:
     if job.trial % 7 == FAILS:
         return TrialResult(score=None, place="place-1", seconds=2.0, reason="the loss is not finite")
-    lr, layers = float(job.values["optim.lr"]), float(job.values["model.layers"])
+    lr = float(job.values["optim.lr"])
     score = 4 + math.log(lr / 0.02) ** 2 / 4 + 0.02 * (job.trial % 5) - 0.5 * job.rung
-    figures = {"val_loss": score, "parameters": 3e5 * layers, "tokens_per_second": 1000.0}
     tokens = (steps[job.rung] - (steps[job.rung - 1] if job.rung else 0)) * TOKENS
-    return TrialResult(score=score, figures=figures, tokens=tokens, seconds=10.0 * 3**job.rung, place="place-1")
+    return TrialResult(score=score, tokens=tokens, seconds=10.0 * 3**job.rung, place="place-1")
 
 
 def write_run(folder: SearchFolder, job: Job, found: TrialResult, steps: int) -> None:

@@ -2,12 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.monitor.nodes import NodeNow, NodeTail
 from cuadrilla.rundir import FolderLock, RunDir, node_file, write_json
 
 START = 1_795_569_000.0
@@ -88,14 +87,6 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def rows_of(run: RunDir, name: str) -> Path:
     return run.nodes / node_file(name)
-
-
-def node_from(name: str, rows: Iterable[Mapping[str, Any]]) -> NodeNow:
-    """A machine that has said these rows, oldest first."""
-    tail = NodeTail(name)
-    for row in rows:
-        tail.take(row)
-    return tail.now()
 
 
 HELD: list[FolderLock] = []

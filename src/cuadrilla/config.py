@@ -405,12 +405,6 @@ def _require_scalar(value: object) -> object:
     return value
 
 
-def _require_scalars(value: object) -> object:
-    if not all(map(_is_scalar, value if isinstance(value, list) else [value])):
-        raise ValueError(Message("should be a finite number, a text, true or false, or a list of such"))
-    return value
-
-
 def _require_end(value: object) -> object:
     if not isinstance(value, int | float) or isinstance(value, bool) or not _is_scalar(value):
         raise ValueError(Message("should be a finite number"))
@@ -435,7 +429,7 @@ def _by_key(value: object) -> object:
 
 def _holds_keys(table: Mapping[str, object]) -> bool:
     """Of settings, not of what one of them may be."""
-    if not table or set(table) == {"when"}:
+    if not table:
         return False
     return all(isinstance(each, dict) for each in table.values()) or not set(table) & set(DimensionSection.model_fields)
 
@@ -450,8 +444,6 @@ class DimensionSection(Section):
     """Draw the logarithm evenly."""
     step: Annotated[float, Field(ge=0)] = 0.0
     """Only multiples of this above `low` (0: any number)."""
-    when: dict[str, Annotated[Scalar | list[Scalar], BeforeValidator(_require_scalars)]] = {}
-    """Only where these settings have such a value."""
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -486,11 +478,6 @@ class DimensionSection(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-class ConstraintSection(Section):
-    at_least: float | None = None
-    at_most: float | None = None
-
-
 class TuneSection(Section):
     """A search for better settings, by `cuadrilla tune`. Training does not look at it."""
 
@@ -501,10 +488,8 @@ class TuneSection(Section):
     """grid: all combinations; random: each trial by itself; tpe: from what earlier trials have shown."""
     trials: Annotated[int, Field(ge=0, le=100_000)] = 0
     """How many combinations to try (0: a grid's whole, otherwise 20)."""
-    tokens: CountOrZero = 0
-    """Begin no trial that would make it more tokens than this altogether (0: no limit)."""
     hours: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """Begin nothing after this time, counted over all starts of the search (0: no limit)."""
+    """Begin nothing after this time (0: no limit)."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides what is tried. The trials' own seeds are run.seed."""
     rungs: Annotated[int, Field(ge=1, le=8)] = 1
@@ -512,15 +497,10 @@ class TuneSection(Section):
     (successive halving, ASHA)."""
     factor: Annotated[int, Field(ge=2, le=16)] = 4
     """A rung's runs are so many times as long as those of the rung before, and one in so many gets there."""
-    ahead: Annotated[int, Field(ge=1, le=1000)] = 4
-    """tpe: trials that may be under way beyond those whose results decide the next one. With a fixed number a search
-    has the same result on any machines, in any order."""
     metric: str = ""
     """What decides, as metrics.jsonl calls it (empty: val_bits_per_byte, or val_loss)."""
     maximize: bool = False
     """Higher is better."""
-    constraints: dict[str, ConstraintSection] = {}
-    """Figures that the best must have: `parameters = {at_most = 2e6}`, `tokens_per_second = {at_least = 500.0}`."""
 
 
 class Config(Section):

@@ -18,7 +18,7 @@ import pydantic
 import tomli_w
 from pydantic_core import ErrorDetails
 
-from cuadrilla.config import SCHEMA, Config, ConstraintSection, DimensionSection, Section
+from cuadrilla.config import SCHEMA, Config, DimensionSection, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, read_regular, typed
@@ -53,7 +53,6 @@ WANTED = {
 """Instead of pydantic's errors of these types."""
 TABLES: dict[tuple[str, ...], type[Section]] = {
     ("tune", "space"): DimensionSection,
-    ("tune", "constraints"): ConstraintSection,
 }
 """Tables whose keys a user chooses: what each entry holds."""
 KEPT = "--set before"

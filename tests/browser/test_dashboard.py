@@ -29,7 +29,7 @@ LEFT = """[...document.querySelectorAll('.events tbody tr')]
     .some(({ innerText }) => innerText.includes('left') && innerText.includes('worker-2'))"""
 BOTH = "data.crew.filter((machine) => machine.here && machine.works).length === 2"
 HOSTILE = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</script>&lt;b&gt;"
-TABS = ("crew", "train", "runs", "queue", "samples", "logs", "about")
+TABS = ("crew", "train", "runs", "samples", "logs", "about")
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ pytestmark = [
 ]
 
 NAME = HOSTILE.replace("/", "_")
-STEP = "[...queued.jobs.values()][0].step"
-ROWS = "document.querySelectorAll('#queue .jobs tbody tr').length"
-FIRST_STATE = "document.querySelector('#queue .jobs tbody .badge')?.innerText"
+STEP = "data.jobs[0].step"
+ROWS = "document.querySelectorAll('#crew .jobs tbody tr').length"
+FIRST_STATE = "document.querySelector('#crew .jobs tbody .badge')?.innerText"
 
 
 @pytest.fixture
@@ -63,45 +63,45 @@ def test_a_queue_that_is_handed_out(
     with shown(tmp_path / "shown", queue=Home(coordinator.home).queue) as dashboard:
         tab.open(dashboard.link)
         tab.until(TOLD)
-        go(tab, "queue")
-        tab.until(f"{ROWS} === 2 && document.getElementById('handed').innerText === 'handed out now'")
-        assert texts(tab, "#queue .jobs .first") == [NAME, "dos"]
-        assert texts(tab, "#queue .jobs .badge") == ["waiting", "waiting"]
+        tab.choose("#run", "queue")
+        tab.until(f"{ROWS} === 2 && document.getElementById('state').innerText === 'running'")
+        assert texts(tab, "#crew .jobs .first") == [NAME, "dos"]
+        assert texts(tab, "#crew .jobs .badge") == ["waiting", "waiting"]
         working = ana.start("join", "--name", "ana", says=invite(coordinator))
         tab.until(f"{FIRST_STATE} === 'running' && {STEP} > 0")
         before = tab.value(STEP)
-        tab.value("document.querySelector('#queue .jobs button').focus()")
+        tab.value("document.querySelector('#crew .jobs button').focus()")
         tab.until(f"{STEP} > {before}")
         assert tab.value("document.activeElement.textContent") == NAME, "a row that is drawn again keeps the keyboard"
-        tab.until("document.querySelector('#queue .machines .job')?.innerText.length > 0")
-        assert texts(tab, "#queue .machines .name") == ["ana"]
-        assert NAME in tab.text("#queue .machines .job")
-        tab.until("queued.crew[0].usage?.cpu_percent >= 0")
+        tab.until("document.querySelector('#crew .machines .job')?.innerText.length > 0")
+        assert texts(tab, "#crew .machines .name") == ["ana"]
+        assert NAME in tab.text("#crew .machines .job")
+        tab.until("data.crew[0].usage?.cpu_percent >= 0")
         tab.press("Enter")
         tab.until(f"tab === 'train' && document.title.startsWith({json.dumps(NAME)})")
         tab.until("document.querySelectorAll('#train canvas').length > 0")
         assert tab.value("document.activeElement.id") == "tab-train"
-        go(tab, "queue")
+        go(tab, "crew")
+        tab.choose("#run", "queue")
         assert coordinator.run("queue", "stop", str(tmp_path / NAME)).returncode == 0
         tab.until(f"{FIRST_STATE} === 'stopped'")
-        tab.until("[...queued.jobs.values()].every(({ state }) => ['stopped', 'complete'].includes(state))")
+        tab.until("data.jobs.every(({ state }) => ['stopped', 'complete'].includes(state))")
         assert work.wait(timeout=60) == 0
         assert working.wait(timeout=60) == 0
-        tab.until("document.getElementById('handed').innerText === 'not handed out'")
-        tab.until("document.getElementById('queued').innerText === '2 of 2 have ended.'")
-        assert "40 / 40" in texts(tab, "#queue .jobs tbody tr")[1]
-        assert tab.value("document.querySelector('#queue .machines tr.gone .name').innerText.trim()") == "ana"
+        tab.until("document.getElementById('state').innerText !== 'running'")
+        assert "2 / 2" in tab.text("#figures")
+        assert "40 / 40" in texts(tab, "#crew .jobs tbody tr")[1]
+        assert tab.value("document.querySelector('#crew .machines tr.gone .name').innerText.trim()") == "ana"
         assert tab.value("document.querySelectorAll('img, main script, main iframe').length") == 0
         assert tab.value("window.owned") is None
 
 
 @pytest.fixture
 def search(tmp_path: Path) -> Iterator[ShownDashboard]:
-    """Of a run that has one, beside a queue with nothing in it."""
+    """Of a run that has one."""
     WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=5).write()
     WrittenSearch(run=tmp_path / "casa", num_trials=8, rungs=1).write(until=6)
-    (tmp_path / "queue").mkdir()
-    with shown(tmp_path / "casa", queue=tmp_path / "queue") as dashboard:
+    with shown(tmp_path / "casa") as dashboard:
         yield dashboard
 
 
@@ -109,22 +109,19 @@ def test_a_search_beside_its_run(tab: Tab, search: ShownDashboard) -> None:
     """In Spanish; a trial has its own curves, although it is not in the list of runs."""
     tab.open(search.link, languages="es-ES,es;q=0.9")
     tab.until(TOLD)
-    go(tab, "queue")
-    tab.until("document.querySelector('#queue .empty').innerText.includes('No hay nada en la cola')")
-    tab.choose("#of-queue", "search casa")
+    tab.choose("#run", "casa/tune")
     tab.until(f"{ROWS} === 7")
-    assert tab.text("#queued") == "Han acabado 6 de 7."
-    assert "cuadrilla tune" in tab.text("#goes-on")
-    heads = texts(tab, "#queue .jobs th")
-    assert heads == ["Prueba", "estado", "máquina", "paso", "puntuación", "empezó", "ajustes", "motivo"]
-    rows = texts(tab, "#queue .jobs tbody tr")
+    assert "6 / 7" in tab.text("#figures")
+    heads = texts(tab, "#crew .jobs th")
+    assert heads == ["trabajo", "estado", "máquina", "paso", "puntuación", "ajustes", "motivo"]
+    rows = texts(tab, "#crew .jobs tbody tr")
     assert "the loss is not finite" in rows[3]
     assert "90 / 90" in rows[0]
-    tab.click("#queue .jobs tbody tr:nth-child(2) button")
+    tab.click("#crew .jobs tbody tr:nth-child(2) button")
     tab.until("document.title.startsWith('t0001-r0') && tab === 'train'")
-    assert tab.value("document.getElementById('run').value") == "casa/t0001-r0"
+    assert tab.value("document.getElementById('run').value") == "casa/tune/t0001-r0"
     tab.value("lookForRuns()")
-    assert tab.value("current") == "casa/t0001-r0", "it stays, although the list does not have it"
+    assert tab.value("current") == "casa/tune/t0001-r0", "it stays, although the list does not have it"
     tab.choose("#run", "casa")
     tab.until("document.title.startsWith('casa')")
 
@@ -135,8 +132,7 @@ def test_it_fits_a_phone(tab: Tab, search: ShownDashboard, scheme: str) -> None:
     tab.colours(scheme)
     tab.open(search.link)
     tab.until(TOLD)
-    go(tab, "queue")
-    tab.choose("#of-queue", "search casa")
+    tab.choose("#run", "casa/tune")
     tab.until(f"{ROWS} === 7")
     assert tab.value("document.documentElement.scrollWidth") <= 400
-    assert tab.value("document.querySelector('#queue .wide').scrollWidth <= 400")
+    assert tab.value("document.querySelector('#crew .wide').scrollWidth <= 400")

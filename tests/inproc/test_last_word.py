@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.monitor.run import RunPlace, RunReader, run_data
-from cuadrilla.monitor.screen import ScreenStyle, crew_lines
+from cuadrilla.monitor.run import RunReader
+from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir
 from tests.commands import TASK, events, make_run, train
+from tests.inside import cuadrilla
 
 WRITES = "import json, sys; open(sys.argv[1], 'a').write(json.load(sys.stdin)['event'] + '\\n')"
 LONG = "x" * 5000
@@ -46,16 +47,15 @@ def said_everywhere(run: RunDir) -> str:
     assert set(failed) == {"time", "event", "reason"}
     assert not events(run, "finished")
     watched = RunReader(run)
-    crew = watched.read(now=failed["time"] + 5)
-    head = watched.news(RunPlace())[0]["head"]
-    assert (crew.state, head["state"]) == ("failed", "failed")
-    assert crew.reason == head["reason"] == run_data(crew)["reason"]
-    assert crew.reason in crew_lines(crew, style=ScreenStyle(blocks=False))[0].text
-    assert watched.events[-1]["details"] == {"reason": crew.reason}
-    assert not any(machine.here for machine in crew.machines)
+    crew = watched.data(now=failed["time"] + 5)
+    news, _ = watched.news(0)
+    assert (crew["state"], news["head"]["state"]) == ("failed", "failed")
+    assert crew["reason"] == news["head"]["reason"] == news["events"][-1]["details"]["reason"]
+    assert one_line(crew["reason"]) in cuadrilla("monitor", run.path, "--once").stdout
+    assert not any(machine["here"] for machine in crew["machines"])
     assert json.loads(run.status.read_text())["state"] == "failed"
     assert (told(run)[-1], told(run).count("failed")) == ("failed", 1)  # before it perhaps that a worker has left
-    return crew.reason
+    return one_line(crew["reason"])
 
 
 @pytest.mark.parametrize("practice", ["", "--practice=1.0,0.5"])
@@ -67,7 +67,7 @@ def test_an_error_of_a_step(run: RunDir, practice: str) -> None:
     (run.path / "task.py").write_text(TASK)
     done = train(run, *words)
     assert done.returncode == 0, done.stderr
-    assert RunReader(run).read(now=1.8e9).reason == ""
+    assert RunReader(run).data(now=1.8e9)["reason"] == ""
 
 
 def test_before_anybody_coordinates(run: RunDir) -> None:

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from bench.lan import Member, lan
-from cuadrilla.home import Home
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.home import Home, read_object
+from cuadrilla.rundir import RunDir
+from cuadrilla.tune.folder import JOBS
 from tests.commands import wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite
 from tests.networks import need_namespaces
@@ -45,24 +46,17 @@ def make_search(folder: Path, data: Path) -> Path:
     return folder
 
 
-def rows(folder: Path, event: str, place: str = "") -> list[dict[str, Any]]:
-    path = folder / "tune" / "trials.jsonl"
-    found = read_jsonl(path) if path.exists() else iter(())
-    return [row for row in found if row.get("event") == event and row.get("place", "").startswith(place)]
+def rows(folder: Path, state: str, place: str = "") -> list[dict[str, Any]]:
+    found = read_object(folder / "tune" / JOBS).get("jobs", [])
+    return [row for row in found if row["state"] == state and row["machine"].startswith(place)]
 
 
 def amid(folder: Path, place: str) -> Any:
     """Whether a place is in the middle of a trial, of which something has come back."""
 
     def holds() -> bool:
-        begun = rows(folder, "begun", place)
-        if not begun:
-            return False
-        last = begun[-1]
-        run = RunDir(folder / "tune" / f"t{last['trial']:04d}-r{last['rung']}")
-        done = {(row["trial"], row["rung"]) for row in rows(folder, "ended")}
-        kept = [path for path in run.checkpoints.glob("v*") if int(path.name[1:]) >= 20]
-        return (last["trial"], last["rung"]) not in done and bool(kept)
+        running = [RunDir(folder / "tune" / row["name"]) for row in rows(folder, "running", place)]
+        return any(int(path.name[1:]) >= 20 for run in running for path in run.checkpoints.glob("v*"))
 
     return holds
 
@@ -95,7 +89,7 @@ def test_a_search_over_machines_that_are_killed_is_the_same(
     working["ana"].kill()
     wait_for(lambda: not any(child.is_running() for child in left_behind))
     working["ana"] = ana.start("join")
-    wait_for(lambda: len(rows(folder, "ended")) >= 2, search, every_seconds=0.1)
+    wait_for(lambda: len(rows(folder, "complete")) >= 2, search, every_seconds=0.1)
     before = results(folder)
     search.kill()
     search.wait()
@@ -107,8 +101,8 @@ def test_a_search_over_machines_that_are_killed_is_the_same(
     assert alone.wait(timeout=200) == 0
     assert found == results(undisturbed)
     assert before.items() <= found.items()
-    assert rows(folder, "ended", "ana")
-    assert rows(folder, "ended", "luis")
+    assert rows(folder, "complete", "ana")
+    assert rows(folder, "complete", "luis")
     for process in working.values():
         assert process.wait(timeout=60) == 0
     assert not list(Home(ana.home).jobs.glob("*/*/t*"))

@@ -33,7 +33,7 @@ def run(tmp_path: Path, stories: Path) -> RunDir:
 def nodes(machine: Machine) -> list[dict[str, Any]]:
     """The others of its crew that are there."""
     told = json.loads(machine.run("--json", "monitor", "--once").stdout)
-    return [each for each in told["hands_out"]["machines"] if each["here"] and node_of(each["name"]) in told["nodes"]]
+    return [each for each in told["crew"]["machines"] if each["here"] and node_of(each["name"]) in told["nodes"]]
 
 
 def test_two_machines_join_fetch_the_data_and_one_is_kicked(

@@ -66,8 +66,8 @@ def test_a_screen_that_is_drawn_again_until_ctrl_c(run: RunDir, tmp_path: Path) 
 def test_this_machine_at_a_terminal(tmp_path: Path) -> None:
     terminal = Terminal(["monitor", "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="es")
     try:
-        wait_for(terminal.shows(r"CPU +[█░]{20} +\d+ %  [▁-█]"), terminal.process)
-        wait_for(terminal.shows(r"memoria +[█░]{20}"), terminal.process)
+        wait_for(terminal.shows(r"CPU .*\d+ %"), terminal.process)
+        wait_for(terminal.shows(r"memoria .*\d+ %"), terminal.process)
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.process.wait(timeout=60) == 0
         wait_for(lambda: LEFT_SCREEN in terminal.raw())

@@ -47,17 +47,17 @@ def environment(home: Home, **more: str) -> dict[str, str]:
 
 def test_who_has_what(home: Home) -> None:
     """Once nobody hands out any more, this machine is shown alone."""
-    told = monitored(environment(home))["hands_out"]
-    assert (told["kind"], told["state"]) == ("queue", "running")
+    told = monitored(environment(home))["crew"]
+    assert (told["name"], told["state"]) == ("queue", "running")
     assert [(job["machine"], job["state"], job["step"]) for job in told["jobs"]] == [
         ("ana", "running", 5),
         ("place-1", "running", 5),
     ]
     assert [machine["name"] for machine in told["machines"]] == ["ana", "place-1"]
-    assert told["machines"][0]["jobs"] == ["uno"]
+    assert told["machines"][0]["job"] == "uno 5"
     assert told["machines"][0]["usage"]["cpu_percent"] == 50
     (home.queue / "lock").unlink()
-    assert "hands_out" not in monitored(environment(home))
+    assert "crew" not in monitored(environment(home))
 
 
 def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
@@ -69,14 +69,8 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
     write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(run.path)})
     with FolderLock(run.lock, purpose="a test"):
         told = monitored(environment(home))
-        assert (told["nodes"], told["hands_out"]["kind"], told["hands_out"]["version"]) == (
-            ["ana", "eva", "luis"],
-            "run",
-            5,
-        )
-        machines = [
-            (each["name"], each["here"], each["phase"], each["share"]) for each in told["hands_out"]["machines"]
-        ]
+        assert (told["nodes"], told["crew"]["version"]) == (["ana", "eva", "luis"], 5)
+        machines = [(each["name"], each["here"], each["phase"], each["share"]) for each in told["crew"]["machines"]]
         assert machines == [
             ("ana", True, None, 0.5),
             ("luis", True, "paused", 0.5),
@@ -84,9 +78,9 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
         ]
         lines = cuadrilla("monitor", "--once", env=environment(home)).stdout.splitlines()
         assert [line.split()[:2] for line in lines[-3:]] == [["ana", "-"], ["luis", "paused"], ["eva", "gone"]]
-    assert "hands_out" not in monitored(environment(home))
+    assert "crew" not in monitored(environment(home))
     done = cuadrilla("monitor", "--once", env=environment(home))
-    assert done.stdout.splitlines()[-1].endswith("machines of this crew: ana, eva, luis")
+    assert done.stdout.splitlines()[-1] == "machines of this crew: ana, eva, luis"
 
 
 def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -101,7 +95,7 @@ def test_at_a_terminal(home: Home, tmp_path: Path) -> None:
         ["monitor", "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="es", CUADRILLA_HOME=str(home.path)
     )
     try:
-        wait_for(terminal.shows(r"cola +en marcha +han acabado: 0 de 2 +máquinas: 2"), terminal.process)
+        wait_for(terminal.shows(r"queue +en marcha +han acabado: 0 de 2"), terminal.process)
         wait_for(terminal.shows(r"ana +uno 5 +calcula"), terminal.process)
         wait_for(terminal.shows(r"place-1 +\\u001b\[2J dos 5"), terminal.process)
     finally:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import stat
+import re
 from pathlib import Path
 
 import pytest
@@ -32,22 +32,17 @@ def run(tmp_path: Path) -> RunDir:
 def test_this_machine_once(tmp_path: Path) -> None:
     done = cuadrilla("monitor", "--once", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert " CPU " in done.stdout.splitlines()[0]
+    assert done.stdout.splitlines()[1].startswith("CPU ")
     assert "\x1b" not in done.stdout
 
 
 def test_this_machine_as_a_line_of_json(tmp_path: Path) -> None:
-    done = cuadrilla("monitor", "--once", "--json", "--log", tmp_path / "log.jsonl", cwd=tmp_path)
+    done = cuadrilla("monitor", "--once", "--json", cwd=tmp_path)
     (line,) = done.stdout.splitlines()
     told = json.loads(line)
-    assert set(told) == {"time", "machine", "gpus_silent", *Usage.__dataclass_fields__}
+    assert set(told) == {"time", "machine", "processor", "gpus_silent", *Usage.__dataclass_fields__}
     assert 0 <= told["cpu_percent"] <= 100
     assert told["disk_bytes"] > 0
-    cuadrilla("monitor", "--once", "--log", tmp_path / "log.jsonl", cwd=tmp_path)
-    first, second = (json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines())
-    assert first == told
-    assert second["time"] > first["time"]
-    assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("named", ["", "run.toml"])
@@ -57,7 +52,7 @@ def test_a_run_once(run: RunDir, named: str) -> None:
     head, _, coordinator, hostile = done.stdout.splitlines()
     assert "mio  complete  step 7  loss 2.500" in head
     assert coordinator.split()[:3] == ["coordinator", "last", "seen"]
-    assert hostile.startswith("\\u001b]0;owned\\u0007  last seen  100 %")
+    assert re.match(r"\\u001b\]0;owned\\u0007 +last seen +100 %", hostile)
     assert "\x1b" not in done.stdout
 
 
@@ -75,13 +70,7 @@ def test_a_run_in_spanish(run: RunDir) -> None:
     assert "última señal" in done.stdout
 
 
-def test_what_is_no_run_and_no_file(tmp_path: Path) -> None:
+def test_what_is_no_run(tmp_path: Path) -> None:
     missing = cuadrilla("monitor", tmp_path / "nothing", "--once")
     assert missing.returncode == 2
     assert "is no run" in missing.stderr
-    os.mkfifo(tmp_path / "pipe")
-    pipe = cuadrilla("monitor", "--once", "--log", tmp_path / "pipe")
-    assert (pipe.returncode, pipe.stdout) == (2, "")
-    assert "not a regular file" in pipe.stderr
-    folder = cuadrilla("monitor", "--once", "--log", tmp_path / "no" / "log.jsonl")
-    assert folder.returncode == 8

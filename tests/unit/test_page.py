@@ -101,24 +101,10 @@ def test_it_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> 
 # What stands beside the curves
 
 
-@pytest.mark.parametrize("value", [3, None, [], [3], {"x": 3}, 10**400, "\ud800"], ids=ascii)
-def test_files_of_another_shape_are_left_out(run: RunDir, value: object) -> None:
-    manifest = {"sources": value, "splits": value, "counts": {"val_windows_checked": value}, "vocab_size": value}
-    (run.path / "manifest.json").write_text(json.dumps(manifest))
-    run.config.write_text(json.dumps({"values": {"data": {"folder": "."}}, "origins": value}))
-    run.env.write_text(json.dumps({"packages": value, "cpu": value}))
-    assert held(run)["about"]["data"]["leak"] == 0
-    for path in (run.config, run.env, run.status):
-        path.write_text(json.dumps(value))
-    assert held(run)["about"]["data"]["splits"] == {}
-
-
 def test_the_model_and_its_text_are_told_in_figures(run: RunDir) -> None:
     folder = run.checkpoints / "v00000006"
     folder.mkdir(parents=True)
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
-    (run.checkpoints / "v00000007").mkdir()
-    (run.checkpoints / "v00000007" / "model.safetensors").write_bytes(b"\xff" * 40)  # a newer one that is damaged
     counts = {"val_windows_checked": 200, "val_windows_in_train": 30}
     (run.path / "data").mkdir()
     write_json(run.path / "data" / "manifest.json", {"vocab_size": 300, "counts": counts})
@@ -126,13 +112,3 @@ def test_the_model_and_its_text_are_told_in_figures(run: RunDir) -> None:
     found = about(run)
     assert found["parameters"] == 22
     assert (found["data"]["vocabulary"], found["data"]["leak"]) == (300, 0.15)
-
-
-@pytest.mark.parametrize(
-    "header", [b"", b"{}", b"[1]", b'{"a": 5}', b'{"a": {"shape": ["x"]}}', b'{"a": {"shape": [1e999]}}']
-)
-def test_weights_of_another_shape_are_left_out(run: RunDir, header: bytes) -> None:
-    folder = run.checkpoints / "v00000006"
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert held(run)["about"]["parameters"] in (None, 0)

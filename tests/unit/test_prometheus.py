@@ -1,13 +1,11 @@
 """What Prometheus reads of runs: names with units, values of the newest rows, hostile names that stay names."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -67,14 +65,14 @@ def test_a_running_crew(running: RunReader) -> None:
     assert of(found, "run_active", run="casa") == 1
     assert of(found, "versions_total", run="casa") == 120
     assert of(found, "tokens_total", run="casa") == 120 * 3328
-    assert of(found, "loss", run="casa") == pytest.approx(running.last["loss"])
+    assert of(found, "loss", run="casa") == pytest.approx(running.head()["loss"])
     ratio = of(found, "held_out_compression_ratio", run="casa")
-    assert ratio == pytest.approx(running.last["val_bits_per_byte"] / 8)
+    assert ratio == pytest.approx(running.head()["val_bits_per_byte"] / 8)
     assert [of(found, "node_up", run="casa", node=name) for name in ("ana", "luis", "eva")] == [1, 1, 0]
     assert of(found, "node_share", run="casa", node="ana") == pytest.approx(0.75)
     speeds = [of(found, "node_tokens_per_second", run="casa", node=name) or 0 for name in ("ana", "luis", "eva")]
-    assert sum(speeds) == pytest.approx(running.read(now=0.0).tokens_per_second, rel=1e-3)
-    assert of(found, "tokens_per_second", run="casa") == running.last["tokens_per_second"]
+    assert sum(speeds) == pytest.approx(running.head()["tokens_per_second"], rel=1e-3)
+    assert of(found, "tokens_per_second", run="casa") == running.head()["tokens_per_second"]
     assert of(found, "node_losses_total", run="casa", node="eva") == 1
     assert of(found, "events_total", run="casa", event="joined") == 3
     assert of(found, "gpu_utilization_ratio", run="casa", node="ana", gpu="0") == pytest.approx(0.97)
@@ -93,58 +91,19 @@ def test_a_run_whose_process_is_gone_is_not_active(running: RunReader) -> None:
     assert of(found, "node_up", run="casa", node="ana") == 0
 
 
-@pytest.mark.parametrize(
-    "lock", ["pipe", "[" * 60_000, '{"pid": [], "host": 7}', '{"pid": "../..", "host": "x"}', "x" * 2**17]
-)
-def test_a_hostile_lock_is_no_reason_to_wait(tmp_path: Path, lock: str) -> None:
-    run = WrittenCrew(folder=tmp_path, speeds={"ana": 1.0}, rounds=2, state="running").write()
-    if lock != "pipe":
-        run.lock.write_text(lock)
-    elif hasattr(os, "mkfifo"):
-        os.mkfifo(run.lock)
-    watched = RunReader(run)
-    watched.refresh()
-    assert watched.state in ("stopped", "running")  # of another host: only that one can know
-
-
-def test_values_that_are_nested_deeply(tmp_path: Path) -> None:
+def test_hostile_names_stay_labels(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for depth in range(900, 1000, 7):
-        with run.events.open("a") as file:
-            file.write('{"event": "x", "a": ' + "[" * depth + "]" * depth + "}\n")
-    watched = RunReader(run)
-    watched.refresh()
-    assert all(event["event"] == "x" for event in watched.events)
-
-
-def test_hostile_names_and_values_stay_labels_and_numbers(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    shares = {HOSTILE: 1.0, "\ud800": 1e999, "b": "x", "c": True, "d": 10**400}
-    loss: Any = "7"
-    add_rows(run.metrics, [{"version": 1, "tokens": 10**400, "loss": loss, "val_loss": 1e999, "shares": shares}])
-    run.events.write_text('{"event": {"a": 1}, "worker": "x"}\n{"event": "\\ud800\\n", "worker": [1]}\n')
+    add_rows(run.metrics, [{"version": 1, "tokens": 10, "shares": {HOSTILE: 1.0, "\ud800": 0.0}}])
     append_event(run.events, "joined", worker=HOSTILE)
+    append_event(run.events, HOSTILE)
+    hold_lock(run)
     watched = RunReader(run)
     watched.refresh()
     text = metrics_text([(HOSTILE, watched)])
-    found = read(text)
-    (share,) = [value for (name, _), value in found.items() if name == "cuadrilla_node_share"]
+    (share,) = [value for (name, _), value in read(text).items() if name == "cuadrilla_node_share"]
     assert share == 1.0
-    assert not [name for name, _ in found if name in ("cuadrilla_loss", "cuadrilla_tokens_total")]
-    assert all(
-        line.startswith(("# HELP cuadrilla_", "# TYPE cuadrilla_", "cuadrilla_")) for line in text.decode().splitlines()
-    )
-
-
-def test_no_more_machines_and_events_than_allowed(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    add_rows(run.events, [{"event": "joined", "worker": f"w{number}"} for number in range(2000)])
-    add_rows(run.events, [{"event": f"kind {number}"} for number in range(2000)])
-    watched = RunReader(run)
-    watched.refresh()
-    assert len(watched.machines()) == 1000
-    assert len(watched.counts) == 40
-    assert len(watched.events) == 500
+    starts = ("# HELP cuadrilla_", "# TYPE cuadrilla_", "cuadrilla_")
+    assert all(line.startswith(starts) for line in text.decode().splitlines())
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt install prometheus")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -125,6 +125,12 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
         console.print(table)
 
 
+def emit_lines(shown: RenderableType) -> None:
+    """A table, or several things, as whole lines without colour: for pipes and files."""
+    for line in _lines(shown, Console(file=stdout(), highlight=False)):
+        emit(line)
+
+
 def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_folded: int = 1) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
@@ -137,7 +143,7 @@ def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_
     return table
 
 
-def _lines(table: Table, console: Console) -> list[str]:
+def _lines(table: RenderableType, console: Console) -> list[str]:
     """A row on each, however long."""
     lines = console.render_lines(table, console.options.update(width=MOST_WIDE), pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]

@@ -1,6 +1,5 @@
 """Work for others that leaves a machine to its owner: options of `join`, and the verb `pause`."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,8 +94,10 @@ def _known_nodes() -> set[str]:
     home = Home.of_user()
     known = set(AllowList(home.nodes).nodes())
     if home.open_file.exists():
-        crew = RunReader(RunDir(Path(str(home.open_crew()["run"]))), tail_bytes=TAIL_BYTES).read(now=time.time())
-        known |= {node_of(member.name) for member in crew.machines if member.here and member.name != COORDINATOR}
+        crew = RunReader(RunDir(Path(str(home.open_crew()["run"]))), tail_bytes=TAIL_BYTES)
+        crew.refresh()
+        here = {machine["name"] for machine in crew.machines() if machine["here"]} - {COORDINATOR}
+        known |= {node_of(name) for name in here}
     return known
 
 

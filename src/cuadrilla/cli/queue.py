@@ -19,7 +19,6 @@ from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, make_private, typ
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.deal import Wants
     from cuadrilla.jobs.executor import Executor, Executors
     from cuadrilla.jobs.queue import QueuedRun, QueueWork, RunQueue
 
@@ -99,14 +98,7 @@ def _checked(queue: "RunQueue", named: str) -> RunDir:
     return run
 
 
-def _wanted(wants: "Wants") -> str:
-    """The wishes of a run that waits, for a person."""
-    return ", ".join(part for part in (*wants.on, wants.device) if part)
-
-
 def _list(queue: "RunQueue") -> None:
-    from cuadrilla.jobs.queue import WAITING
-
     rows: list[dict[str, Any]] = []
     for number, run in enumerate(queue.runs(), start=1):
         version = read_object(run.run.status).get("version")
@@ -115,7 +107,7 @@ def _list(queue: "RunQueue") -> None:
                 "number": number,
                 "run": str(run.run.path),
                 "state": run.state,
-                "machine": _wanted(run.wants) if run.state == WAITING else run.place,
+                "machine": run.machine,
                 "step": version if isinstance(version, int) else 0,
                 "reason": run.reason,
             }

@@ -91,25 +91,22 @@ def _tell_begin(searching: "Searching") -> None:
         say("runs       of {steps:,} steps each", steps=searching.rung_steps[0])
     if search.results:
         say("resumed    {number} runs are finished", number=len(search.results))
-    places = len(searching.executor.places)
-    if section.sampler == "tpe" and places > section.ahead:
-        say("note       tune.ahead = {ahead} lets {ahead} of {places} places work", ahead=section.ahead, places=places)
 
 
 def _tell_end(searching: "Searching", job: "Job", found: "TrialResult") -> None:
-    from cuadrilla.tune.folder import counted
-    from cuadrilla.tune.trial import describe
+    from cuadrilla.tune.folder import describe
 
     search, seconds = searching.search, searching.seconds_left()
     left = Message("measuring how long it takes")
+    score = "" if found.score is None else f"{found.score:.4f}"
     say(
         "{name}   {outcome}{mark}   {values}   ({done} of at most {most}, {left})",
         name=job.name,
-        outcome=counted(found),
+        outcome=score or Message("failed: {reason}", reason=found.reason),
         mark=Message("  best so far") if search.best == job else "",
         values=describe(job.values),
         done=len(search.results),
-        most=search.most_jobs,
+        most=sum(map(search.num_jobs, range(searching.base.section.rungs))),
         left=left if seconds is None else Message("about {time} more", time=in_words(seconds)),
     )
 
@@ -123,19 +120,15 @@ def _report(searching: "Searching") -> None:
     rows = searching.table()
     emit_table(rows if options.json else list(map(_readable, rows[:SHOWN_BEST])))
     search, best = searching.search, searching.search.best
-    if best is None and search.results and all(found.score is None for found in search.results.values()):
+    if best is None and search.results:
         say("\nall trials that have ended have failed; the reasons stand above")
-    elif best is None and search.results:
-        say("\nno trial that has finished meets all constraints")
     elif best is None:
         say("\nno trial has finished yet")
-    elif best.rung == search.num_rungs - 1:
+    elif best.rung == searching.base.section.rungs - 1:
         say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(best).path))
     if best is not None:
-        say(
-            "      cuadrilla train {run}    (a run of its own with these settings)",
-            run=typed(searching.best_run.path),
-        )
+        run = typed(searching.folder.best.path)
+        say("      cuadrilla train {run}    (a run of its own with these settings)", run=run)
     if searching.stop.is_set():
         say("\nthe search was stopped; the same command goes on")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)

@@ -41,6 +41,12 @@ class QueuedRun:
     place: str = ""
     reason: str = ""
 
+    @property
+    def machine(self) -> str:
+        """Who has it, had it last, or may have it."""
+        wished = ", ".join(part for part in (*self.wants.on, self.wants.device) if part)
+        return wished if self.state == WAITING else self.place
+
 
 class RunQueue:
     """In a folder of its own; creates nothing before something is added. `is_handed_out` False: whoever did is gone, so

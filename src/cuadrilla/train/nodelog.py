@@ -3,7 +3,7 @@
 Invariants
 * Bounded: a file that has grown to `MOST_BYTES` becomes `NAME.jsonl.1`, in the place of the one before it, and there
   are `MOST_NODES` names at most. A full disk loses rows, and never a run.
-* Rows come from machines that nobody vouches for: what is written is what `link/reports.py` has let through.
+* Each file begins with what the machine is. What a report may hold was checked when it came (`link/base.py`).
 """
 
 import json
@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class NodeLogs:
         self._folder = folder
         self._clock = clock
         self._lock = threading.Lock()
-        self._names: set[str] = set()
+        self._facts: dict[str, Mapping[str, str]] = {}
         self._is_failing = False
 
     def report(self, worker: str, report: NodeReport) -> None:
@@ -44,23 +44,22 @@ class NodeLogs:
             if (value := getattr(report, name)) is not None
         }
         phase = {"phase": report.phase} if report.phase else {}
-        rows: list[dict[str, Any]] = [{"kind": "hello", "facts": dict(report.facts)}] if report.facts else []
-        rows.append({"kind": "usage", **usage_data(report.usage), **phase, **beside})
+        rows: list[dict[str, Any]] = [{"kind": "usage", **usage_data(report.usage), **phase, **beside}]
         rows += [{"kind": "log", "level": line.level, "text": line.text} for line in report.lines]
         if report.dropped:
             rows.append({"kind": "cut", "lines": report.dropped})
-        self._write(worker, rows)
+        self._write(worker, rows, facts=report.facts)
 
-    def _write(self, worker: str, rows: list[dict[str, Any]]) -> None:
-        now = round(self._clock(), PLACES)
-        text = "".join(json.dumps({"time": now, **row}, ensure_ascii=False) + "\n" for row in rows)
+    def _write(self, worker: str, rows: list[dict[str, Any]], *, facts: Mapping[str, str]) -> None:
+        now, path = round(self._clock(), PLACES), self._folder / node_file(worker)
         with self._lock:
-            self._names.add(worker)
-            if len(self._names) > MOST_NODES:
-                self._names.discard(worker)
+            if len(self._facts) >= MOST_NODES and worker not in self._facts:
                 return
+            known = self._facts[worker] = dict(facts) or self._facts.get(worker, {})
+            hello = [{"kind": "hello", "facts": known}] if facts or not path.exists() else []
+            text = "".join(json.dumps({"time": now, **row}, ensure_ascii=False) + "\n" for row in [*hello, *rows])
             try:
-                self._append(self._folder / node_file(worker), text)
+                self._append(path, text)
                 self._is_failing = False
             except ResourceError as error:
                 if not self._is_failing:

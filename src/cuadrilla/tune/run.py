@@ -3,8 +3,6 @@
 Whatever ends this process, the same command goes on: finished trials are in the study, others in checkpoints.
 """
 
-import math
-import shutil
 import statistics
 import threading
 import time
@@ -14,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.config import Config, FileTaskSection
-from cuadrilla.crew.bundle import code_hash
-from cuadrilla.errors import ConfigError, DataError, ResourceError, TaskError
+from cuadrilla.config import Config
+from cuadrilla.errors import ConfigError, DataError, TaskError
 from cuadrilla.jobs.executor import Ended, Executor
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -29,35 +26,28 @@ from cuadrilla.rundir import (
     write_atomic,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
-from cuadrilla.train.setup import SPARE_DISK_BYTES
-from cuadrilla.tune.assign import AtJob, assign
-from cuadrilla.tune.folder import SearchFolder, check_same, read_identity, write_search
-from cuadrilla.tune.results import read_found
-from cuadrilla.tune.search import Job, JobPart, Search, TrialResult, open_storage
+from cuadrilla.tune.folder import SearchFolder
+from cuadrilla.tune.search import Job, Search, TrialResult, open_storage
 from cuadrilla.tune.space import Space
 from cuadrilla.tune.trial import (
     Base,
-    data_hash,
     discard_weights,
     kept_step,
     length_of,
     make_trial,
-    num_parameters,
+    read_result,
     rung_lengths,
-    settings_of,
 )
-from cuadrilla.user_file import UsersCode, files_of
+from cuadrilla.user_file import UsersCode
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 120.0
 """A pass of a large model takes its time, and its checkpoint too."""
-SEVERAL = ", "
-"""Between the places of a job that went on elsewhere."""
 HOPELESS = 5
 """Trials that have failed where none has succeeded: then it is not the settings."""
 NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
-UNSEARCHED = ("trials", "tokens", "hours", "constraints")
-"""Keys of the section that may change while a search goes on."""
+UNSEARCHED = ("tune.trials", "tune.hours")
+"""May change while a search goes on."""
 
 
 @dataclass(kw_only=True)
@@ -73,32 +63,26 @@ class Searching:
     rung_steps: list[int]
     stop: threading.Event = field(default_factory=threading.Event)
     began: float = field(default_factory=time.monotonic)
-    spent_before: float = 0.0
-    _begun: dict[str, float] = field(default_factory=dict)
-    """When each place began its job."""
-    _tidied: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """The runs whose weights are gone: all of them, or all but one checkpoint."""
-
-    @property
-    def seconds(self) -> float:
-        """Over all starts."""
-        return self.spent_before + time.monotonic() - self.began
 
     @property
     def may_begin(self) -> bool:
         hours = self.base.section.hours
-        return not hours or self.seconds < 3600 * hours
+        return not hours or time.monotonic() - self.began < 3600 * hours
+
+    @property
+    def steps_left(self) -> int:
+        """Of runs that have not ended, if all trials are tried."""
+        whole = sum(self.search.num_jobs(rung) * steps for rung, steps in enumerate(self.rung_steps))
+        return whole - sum(self.rung_steps[rung] for _, rung in self.search.results)
 
     def seconds_left(self) -> float | None:
-        """If all trials are tried, by what finished ones took; None before there is one."""
-        search = self.search
-        done = [(search.jobs[key], found) for key, found in search.results.items() if found.seconds and found.tokens]
-        if not done:
+        """By what finished runs took; None before there is one."""
+        found = self.search.results
+        steps = sum(self.rung_steps[rung] for (_, rung), each in found.items() if each.seconds)
+        if not steps:
             return None
-        rate = sum(found.seconds for _, found in done) / sum(found.tokens for _, found in done)
-        limit = self.base.section.tokens or math.inf
-        tokens = min(search.whole_tokens, limit) - sum(search.job_tokens(job) for job, _ in done)
-        return max(rate * tokens, 0.0) / max(len(self.executor.places), 1)
+        seconds = sum(each.seconds for each in found.values())
+        return max(self.steps_left * seconds / steps, 0.0) / max(len(self.executor.places), 1)
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each finished run, the best first; of a trial that went on, its longest."""
@@ -125,109 +109,70 @@ class Searching:
         return bool(self.executor.free) or self.search.is_over or not self.may_begin
 
     def _begin_all(self) -> None:
-        """Each free place gets a job, if there are enough; again, where one was finished before it began."""
-        again = True
-        while again and (free := self.executor.free):
-            jobs: list[Job] = []
-            while len(jobs) < len(free) and (job := self.search.next_job(more=self.may_begin)) is not None:
-                jobs.append(job)
-            at = self._assigned(jobs, free)
-            for number, job in enumerate(jobs):
-                if number not in at:
+        """Each free place gets a job, the fastest first."""
+        speeds = self._speeds()
+        for place in sorted(self.executor.free, key=lambda place: -speeds.get(place, float("inf"))):
+            while (job := self.search.next_job(more=self.may_begin)) is not None:
+                if self._is_too_slow(place, job, speeds):
                     self.search.give_back(job)
-            again = not all([self._hand_out(job, at[number]) for number, job in enumerate(jobs) if number in at])
+                    break
+                if self._begin(job, place):
+                    break
 
-    def _assigned(self, jobs: list[Job], free: list[str]) -> dict[int, str]:
-        speeds, now = place_speeds(self.search), time.monotonic()
-        ends = {
-            place: self._begun[place] + self.search.job_tokens(self.search.named[name]) / speeds[place]
-            for place, name in self.executor.busy.items()
-            if place in speeds and place in self._begun
-        }
-        busy = [AtJob(place=place, seconds_left=max(0.0, end - now)) for place, end in ends.items()]
-        tokens = [self.search.job_tokens(job) for job in jobs]
-        more = self.search.num_to_come if self.may_begin else 0
-        return assign(tokens, free=free, busy=busy, speeds=speeds, more=more)
+    def _speeds(self) -> dict[str, float]:
+        """Steps per second of places that have finished jobs."""
+        done: dict[str, list[float]] = {}
+        for (_, rung), found in self.search.results.items():
+            if found.seconds and found.score is not None:
+                done.setdefault(found.place, []).append(self.rung_steps[rung] / found.seconds)
+        return {place: statistics.median(rates) for place, rates in done.items()}
 
-    def _hand_out(self, job: Job, place: str) -> bool:
-        self.folder.began(job, place=place)
-        self.search.note_spent(self.seconds)
-        self._begun[place] = time.monotonic()
-        return self._begin(job, place)
+    def _is_too_slow(self, place: str, job: Job, speeds: dict[str, float]) -> bool:
+        """Whether the others would have done all that is left before this place had done this job."""
+        others = sum(speeds.get(other, 0.0) for other in {*self.executor.busy, *self.executor.free} - {place})
+        if place not in speeds or not others:
+            return False
+        return self.rung_steps[job.rung] / speeds[place] > self.steps_left / others
 
     def _begin(self, job: Job, place: str) -> bool:
         """False if there was nothing to do: it is finished already."""
         try:
             with UsersCode():
                 run = make_trial(job, self.base, folder=self.folder.path / job.name, below=self._below(job))
-                missed = self._too_large(run)
         except (ConfigError, TaskError, DataError) as error:  # a combination that the task does not take
-            missed = error.message
-        if missed:
-            self._finish(job, TrialResult(score=None, reason=missed, place=place))
+            self._finish(job, TrialResult(score=None, reason=error.message, place=place))
             return False
         self.executor.start(job.name, run, place=place)
+        self._write_jobs()
         return True
 
-    def _too_large(self, run: RunDir) -> Message | None:
-        """The reason of a constraint that is missed before anything is trained."""
-        limit = self.base.section.constraints.get("parameters")
-        if limit is None:
-            return None
-        number = num_parameters(settings_of(run), run.path)
-        if limit.at_most is not None and number > limit.at_most:
-            return Message("{number:,} parameters, at most {most:,.0f}", number=number, most=limit.at_most)
-        if limit.at_least is not None and number < limit.at_least:
-            return Message("{number:,} parameters, at least {least:,.0f}", number=number, least=limit.at_least)
-        return None
-
     def _take(self, ended: list[Ended]) -> None:
+        named = {job.name: job for job in self.search.jobs.values()}
         for each in ended:
-            job = self.search.named[each.job]
-            parts = self.search.parts[job.key]
-            seconds = each.seconds + sum(part.seconds for part in parts)
-            place = SEVERAL.join(dict.fromkeys([*(part.place for part in parts), each.place]))
+            job, place, seconds = named[each.job], each.place, each.seconds
             if each.complete:
-                self._finish(job, self._read(job, seconds=seconds, place=place))
+                below, run = self._below(job), self.folder.run(job)
+                from_step = kept_step(below) if below else 0
+                self._finish(
+                    job, read_result(run, self.base.section, from_step=from_step, seconds=seconds, place=place)
+                )
             elif each.reason:
-                if each.code == ResourceError.exit_code:
-                    self._require_room()
                 self._finish(job, TrialResult(score=None, reason=each.reason, seconds=seconds, place=place))
             else:
-                part = JobPart(place=each.place, seconds=each.seconds)
-                self.search.give_back(job, part)
-                self.folder.left(job, part)
-
-    def _require_room(self) -> None:
-        """A full disk fails whatever is tried on it: no combination is to blame. Raises ResourceError."""
-        free = shutil.disk_usage(self.folder.path).free
-        if free < SPARE_DISK_BYTES:
-            raise ResourceError(
-                "{folder} has {free:.2f} GiB free; a training needs 1 GiB to spare",
-                folder=self.folder.path,
-                free=free / 2**30,
-                hint="free some space, then type the same command: what has finished is kept",
-            )
-
-    def _read(self, job: Job, *, seconds: float, place: str) -> TrialResult:
-        run, below = self.folder.run(job), self._below(job)
-        return read_found(
-            run,
-            self.base.section,
-            from_step=kept_step(below) if below else 0,
-            seconds=seconds,
-            place=place,
-            num_parameters=num_parameters(settings_of(run), run.path),
-        )
+                self.search.give_back(job)
+                self._write_jobs()
 
     def _below(self, job: Job) -> RunDir | None:
         """The shorter run of the same trial."""
         return self.folder.run(replace(job, rung=job.rung - 1)) if job.rung else None
 
+    def _write_jobs(self) -> None:
+        at = {job: place for place, job in self.executor.busy.items()}
+        self.folder.write_jobs(self.search, at=at, steps=self.rung_steps)
+
     def _finish(self, job: Job, found: TrialResult) -> None:
         self.search.finish(job, found)
-        self.search.note_spent(self.seconds)
-        self.folder.ended(job, found)
+        self._write_jobs()
         self.tell(job, found)
         results = self.search.results.values()
         if len(results) >= HOPELESS and all(each.score is None for each in results):
@@ -242,34 +187,18 @@ class Searching:
         self._write_best()
 
     def _tidy(self) -> None:
-        """Weights stay where they are needed: of the best, of those that may go on, of those that are under way."""
-        best = self.search.best
+        """Weights stay where they are needed: of the best, and of those that may go on."""
         for key in self.search.results:
             job = self.search.jobs[key]
-            every = not self.search.may_go_on(job)
-            if job != best and self._tidied.get(key) != every:
-                discard_weights(self.folder.run(job), all_of_them=every)
-                self._tidied[key] = every
+            if job != self.search.best:
+                discard_weights(self.folder.run(job), all_of_them=not self.search.may_go_on(job))
 
     def _write_best(self) -> None:
         """As a run folder of its own, ready to train; not over one that somebody has begun to train."""
-        if self.search.best is not None and not has_begun(run := self.best_run):
+        best, run = self.search.best, self.folder.best
+        if best is not None and not has_begun(run):
             make_private(run.path)
-            write_atomic(run.run_file, self._best_text, private=True)
-
-    @property
-    def best_run(self) -> RunDir:
-        """The run folder of the best settings; beside `best` where other settings have been trained in it."""
-        assert self.search.best is not None
-        run = self.folder.best
-        if not has_begun(run) or run.run_file.read_text(encoding="utf-8") == self._best_text:
-            return run
-        return RunDir(self.folder.path / f"{run.path.name}-{self.search.best.name}")
-
-    @property
-    def _best_text(self) -> str:
-        assert self.search.best is not None
-        return self.base.run_file(self.search.best.values, folder=self.folder.best.path)
+            write_atomic(run.run_file, self.base.run_file(best.values, folder=run.path), private=True)
 
     def _stop_all(self) -> None:
         for job in self.executor.busy.values():
@@ -278,16 +207,6 @@ class Searching:
         while self.executor.busy and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             self._take(self.executor.poll())
-        self.search.note_spent(self.seconds)
-
-
-def place_speeds(search: Search) -> dict[str, float]:
-    """Tokens per second, as planned for the rung, of places that have finished jobs alone."""
-    done: dict[str, list[float]] = {}
-    for key, found in search.results.items():
-        if found.place and SEVERAL not in found.place and found.seconds and found.score is not None:
-            done.setdefault(found.place, []).append(search.job_tokens(search.jobs[key]) / found.seconds)
-    return {place: statistics.median(rates) for place, rates in done.items()}
 
 
 @contextmanager
@@ -297,65 +216,27 @@ def open_search(run_file: Path, *, sets: Sequence[str], executor: Executor) -> I
     Raises ConfigError for a space that cannot be searched, or where it began as another one; EnvironmentProblem.
     """
     text = read_regular(run_file).decode("utf-8-sig")
-    resolved = read_run_file(run_file, sets=sets, as_new=True)
-    section, folder = resolved.config.tune, SearchFolder(run_file.parent.resolve() / "tune")
+    config = read_run_file(run_file, sets=sets, as_new=True).config
+    section, folder = config.tune, SearchFolder(run_file.parent.resolve() / "tune")
     base = Base(text=text, folder=run_file.parent.resolve(), sets=tuple(sets), section=section)
-    space = Space(section, resolved.config)
-    space.try_extremes(text, sets)
+    space = Space(section, text=text, sets=sets)
     make_private(folder.path)
     with FolderLock(folder.lock, purpose=Message("the search")):
-        plan = _plan(base, folder)
-        wanted = _identity(resolved.config) | plan.identity
-        if folder.search.exists():
-            check_same(folder, wanted, read_identity(folder))
-        write_search(folder, wanted, rung_steps=plan.steps)
-        tokens = [each * plan.step_tokens for each in plan.steps]
-        search = Search(section, space=space, storage=open_storage(folder.study), rung_tokens=tokens)
-        folder.started(search)
-        searching = Searching(
-            base=base,
-            folder=folder,
-            search=search,
-            executor=executor,
-            rung_steps=plan.steps,
-            spent_before=search.spent_seconds,
-        )
+        with private_folder(where=folder.path) as scratch:
+            settled = base.settled({}, folder=scratch)
+            lengths = rung_lengths(settled, section, num_steps=length_of(settled, scratch).num_steps)
+        steps = [each.steps for each in lengths]
+        search = Search(section, space=space, storage=open_storage(folder.study))
+        search.require_same(_settings(config), folder=typed(folder.path))
+        folder.write_jobs(search, at={}, steps=steps)
         try:
-            yield searching
+            yield Searching(base=base, folder=folder, search=search, executor=executor, rung_steps=steps)
         finally:
             executor.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """`steps`: of a job at each rung. `identity`: what a search must go on with beside its settings."""
-
-    steps: list[int]
-    step_tokens: int
-    identity: dict[str, str]
-
-
-def _plan(base: Base, folder: SearchFolder) -> _Plan:
-    """Raises ConfigError, DataError, TaskError."""
-    with private_folder(where=folder.path) as scratch:
-        config = base.settled({}, folder=scratch)
-        whole = length_of(config, scratch)
-        lengths = rung_lengths(config, base.section, num_steps=whole.num_steps)
-        steps = [each.steps for each in lengths]
-        identity = {"data": data_hash(config, scratch), **_code_of_task(config, scratch)}
-    return _Plan(steps=steps, step_tokens=whole.step_tokens, identity=identity)
-
-
-def _code_of_task(config: Config, folder: Path) -> dict[str, str]:
-    """SHA-256 of a task of the user's own, which has been loaded, with the files that it imports."""
-    if not isinstance(config.task, FileTaskSection):
-        return {}
-    path = (folder / config.task.file).resolve()
-    return {"task.path.sha256": code_hash(files_of(path))}
-
-
-def _identity(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, Any]:
     """The settings that a search must go on with: all that decide its results, but not its length."""
-    values = leaves(dump(config))
-    free = (*NOT_RELEVANT, *(f"tune.{key}" for key in UNSEARCHED))
-    return {key: value for key, value in values.items() if not key.startswith(free)}
+    return {
+        key: value for key, value in leaves(dump(config)).items() if not key.startswith((*NOT_RELEVANT, *UNSEARCHED))
+    }

@@ -4,33 +4,32 @@ A trial is a combination of values; a job is a run of it: one, or with rungs one
 rung is a study of Optuna and each job a trial of that study. Their storage is all that a search remembers: from the
 same storage it goes on where it was.
 
-Jobs are promoted by successive halving (ASHA, arXiv 1810.05934) with one difference: promotion number k of a rung
-looks at the first `factor` × (k + 1) jobs of that rung, all finished, and takes the best that has not gone on. Trial n
-depends on its number, the seed and, for tpe, the first rung of the trials up to n − `ahead`. So a search does not
-depend on who finishes first, and one that was broken off, or ran on other machines, is the same.
+Jobs are promoted by successive halving (arXiv 1810.05934) in brackets: of trials 0 to `factor` - 1 the best goes on
+once all of them have ended, and so on; of `factor` such winners, again the best. Who ends first decides nothing.
 """
 
 import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuadrilla.config import ConstraintSection, TuneSection
-from cuadrilla.errors import EnvironmentProblem, ResourceError
+from cuadrilla.config import TuneSection
+from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
 from cuadrilla.tune.space import Space, Values
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
 USUAL_TRIALS = 20
-STARTUP_TRIALS = 10
-"""tpe wants that many scores before it believes in anything."""
-SECONDS, PARTS = "seconds", "parts"
+SETTINGS = "settings"
+NOBODY = -1
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,54 +45,37 @@ class Job:
         return f"t{self.trial:04d}-r{self.rung}"
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         return self.trial, self.rung
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """The result of a job. `score`: of the metric; None where there is no usable one, for `reason`.
-
-    `figures`: those that constraints look at. `tokens`: trained in this job.
-    """
+    """The result of a job. `score`: of the metric; None where there is no usable one, for `reason`. `tokens`: trained
+    in this job."""
 
     score: float | None
-    figures: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     seconds: float = 0.0
     place: str = ""
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobPart:
-    """Work on a job that did not end there: where, and for how long."""
-
-    place: str
-    seconds: float
-
-
 class Search:
-    """Studies of Optuna in `storage`, one for each rung. `rung_tokens`: of a job at each rung, as planned.
+    """Studies of Optuna in `storage`, one for each rung. Raises ResourceError where it cannot be read or written."""
 
-    Raises ResourceError where the storage cannot be read or written.
-    """
-
-    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage", rung_tokens: list[int]) -> None:
-        self.section, self._space, self._rung_tokens = section, space, rung_tokens
+    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage") -> None:
+        self.section, self._space = section, space
         self._grid = space.grid() if section.sampler == "grid" else []
         usual = len(self._grid) or USUAL_TRIALS
         self.num_trials = min(section.trials or usual, len(self._grid) or section.trials or usual)
-        self.results: dict[tuple[int, int], TrialResult] = {}
-        self.jobs: dict[tuple[int, int], Job] = {}
-        self.named: dict[str, Job] = {}
-        self.parts: dict[tuple[int, int], list[JobPart]] = {}
-        """The work so far on jobs that are to go on elsewhere."""
-        self._trials: dict[tuple[int, int], Trial] = {}
-        self._entered: list[list[int]] = [[] for _ in rung_tokens]
-        self._running: set[tuple[int, int]] = set()
+        self.jobs: dict[Key, Job] = {}
+        self.results: dict[Key, TrialResult] = {}
+        self._trials: dict[Key, Trial] = {}
+        """Of jobs that have not ended."""
+        self._running: set[Key] = set()
         with _storing():
-            self._studies = [self._open_study(storage, rung) for rung in range(len(rung_tokens))]
+            self._studies = [self._open_study(storage, rung) for rung in range(section.rungs)]
             for rung, study in enumerate(self._studies):
                 for frozen in study.get_trials(deepcopy=False):
                     self._load(frozen, rung)
@@ -106,25 +88,44 @@ class Search:
             study_name=f"rung-{rung}",
             storage=storage,
             direction="maximize" if self.section.maximize else "minimize",
-            sampler=optuna.samplers.RandomSampler(),
             load_if_exists=True,
         )
 
-    def _load(self, frozen: "FrozenTrial", rung: int) -> Job:
-        """A trial of the storage as a job."""
-        from optuna.trial import Trial
+    def _load(self, frozen: "FrozenTrial", rung: int) -> None:
+        """A trial of the storage as a job; one that was not chosen to its end is."""
+        from optuna.trial import Trial, TrialState
 
-        said = frozen.user_attrs
-        job = Job(trial=int(said["trial"]), rung=rung, values=dict(frozen.params))
-        self.jobs[job.key] = self.named[job.name] = job
-        self._entered[rung].append(job.trial)
-        self.parts[job.key] = [JobPart(**part) for part in said.get(PARTS, ())]
-        if frozen.state.is_finished():
-            kept = {name: said[name] for name in TrialResult.__dataclass_fields__ if name in said}
-            self.results[job.key] = TrialResult(score=frozen.value, **kept)
+        if frozen.state == TrialState.WAITING:
+            return
+        trial = None if frozen.state.is_finished() else Trial(self._studies[rung], frozen._trial_id)
+        if trial is not None and rung == 0:
+            self._space.suggest(trial)
+        values = frozen.params if trial is None else trial.params
+        job = self._note(Job(trial=frozen.user_attrs.get("trial", frozen.number), rung=rung, values=dict(values)))
+        if trial is not None:
+            self._trials[job.key] = trial
         else:
-            self._trials[job.key] = Trial(self._studies[rung], frozen._trial_id)
+            self.results[job.key] = TrialResult(**{"score": frozen.value, **frozen.user_attrs.get("result", {})})
+
+    def _note(self, job: Job) -> Job:
+        self.jobs[job.key] = job
         return job
+
+    def require_same(self, wanted: dict[str, Any], *, folder: str) -> None:
+        """Raises ConfigError where a search that has begun was another one. `wanted`: the settings that decide its
+        results."""
+        with _storing():
+            before = self._studies[0].user_attrs.get(SETTINGS)
+            if before is None:
+                self._studies[0].set_user_attr(SETTINGS, wanted)
+                return
+        if changed := sorted(key for key in wanted.keys() | before.keys() if wanted.get(key) != before.get(key)):
+            raise ConfigError(
+                "this search began with other settings: {keys}",
+                keys=", ".join(changed),
+                hint="put the old values back, or move {folder} away to begin anew",
+                folder=folder,
+            )
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,11 @@ class Search:
 
         `more` False: only those that were begun.
         """
-        job = self._returned() or (self._promotion() or self._new() if more else None)
+        waiting = [self.jobs[key] for key in self._trials if key not in self._running]
+        job = min(waiting, key=lambda job: (-job.rung, job.trial), default=None)
+        if job is None and more:
+            with _storing():
+                job = self._promotion() or self._new()
         if job is not None:
             self._running.add(job.key)
         return job
@@ -146,35 +151,15 @@ class Search:
         self._running.discard(job.key)
         self.results[job.key] = found
         with _storing():
-            for name in ("figures", "tokens", SECONDS, "place", "reason"):
-                trial.set_user_attr(name, getattr(found, name))
-            if self.section.constraints:
-                trial.set_constraint("violation", self.violation(found))
+            trial.set_user_attr("result", {key: value for key, value in asdict(found).items() if key != "score"})
             state = TrialState.FAIL if found.score is None else TrialState.COMPLETE
             self._studies[job.rung].tell(trial, found.score, state=state)
 
-    def give_back(self, job: Job, part: JobPart | None = None) -> None:
-        """Somebody else has to go on with it. `part`: the work on it so far."""
+    def give_back(self, job: Job) -> None:
+        """Somebody else has to go on with it."""
         self._running.discard(job.key)
-        if part is not None:
-            parts = self.parts[job.key] = [*self.parts[job.key], part]
-            with _storing():
-                self._trials[job.key].set_user_attr(PARTS, [vars(each) for each in parts])
-
-    @property
-    def spent_seconds(self) -> float:
-        """The time of all starts of the search, as noted last."""
-        return float(self._studies[0].user_attrs.get(SECONDS, 0.0))
-
-    def note_spent(self, seconds: float) -> None:
-        with _storing():
-            self._studies[0].set_user_attr(SECONDS, seconds)
 
     # -- how it stands -------------------------------------------------------------------------------------------------
-
-    @property
-    def num_rungs(self) -> int:
-        return len(self._studies)
 
     @property
     def is_idle(self) -> bool:
@@ -182,157 +167,100 @@ class Search:
         return not self._trials
 
     @property
-    def num_to_come(self) -> int:
-        """Jobs that are sure to begin beside those that have."""
-        return self.num_trials - len(self._entered[0])
-
-    @property
-    def planned_tokens(self) -> int:
-        """The tokens of all jobs that have begun."""
-        return sum(self._rung_tokens[job.rung] for job in self.jobs.values())
+    def is_over(self) -> bool:
+        """All has been tried."""
+        return self._num_begun >= self.num_trials and self.is_idle and self._due() is None
 
     @property
     def best(self) -> Job | None:
-        """The best of the highest rung at which a job has ended with all constraints met."""
-        met = [
-            self.jobs[key]
-            for key, found in self.results.items()
-            if found.score is not None and not self.violation(found)
-        ]
-        return min(met, key=lambda job: (-job.rung, *self._order(job)), default=None)
+        """The best of the highest rung at which a job has ended."""
+        scored = [self.jobs[key] for key, found in self.results.items() if found.score is not None]
+        return min(scored, key=self._rank, default=None)
 
-    @property
-    def most_jobs(self) -> int:
+    def num_jobs(self, rung: int) -> int:
         """If all trials are tried."""
-        return sum(self.num_trials // self.section.factor**rung for rung in range(self.num_rungs))
-
-    @property
-    def whole_tokens(self) -> int:
-        """If all trials are tried."""
-        return sum(
-            self.num_trials // self.section.factor**rung * tokens for rung, tokens in enumerate(self._rung_tokens)
-        )
-
-    def job_tokens(self, job: Job) -> int:
-        """As planned."""
-        return self._rung_tokens[job.rung]
+        return int(self.num_trials // self.section.factor**rung)
 
     def ranked(self) -> list[Job]:
         """The finished job of each trial, the longest if there are several; the best first."""
         last = {trial: rung for trial, rung in sorted(self.results)}
         return sorted((self.jobs[key] for key in last.items()), key=self._rank)
 
-    def _rank(self, job: Job) -> tuple[int, float, float, int]:
-        if self.results[job.key].score is None:
-            return 1, 0.0, 0.0, job.trial
-        return -job.rung, *self._order(job)
-
     def may_go_on(self, job: Job) -> bool:
         """Whether a longer run may still need the weights of a finished job."""
-        above = job.rung + 1
-        return above < self.num_rungs and (job.trial, above) not in self.results and not self.is_over
+        above, bracket = job.rung + 1, job.trial // self.section.factor ** (job.rung + 1)
+        if above == self.section.rungs or bracket >= self.num_jobs(above) or (job.trial, above) in self.results:
+            return False
+        return self._winner(job.rung, bracket) in (None, job.trial)
 
-    def violation(self, found: TrialResult) -> float:
-        return violation(self.section.constraints, found.figures)
+    def _rank(self, job: Job) -> tuple[int, float, int]:
+        score = self.results[job.key].score
+        if score is None:
+            return 1, 0.0, job.trial
+        return -job.rung, -score if self.section.maximize else score, job.trial
 
     @property
-    def is_over(self) -> bool:
-        """All has been tried."""
-        return len(self._entered[0]) >= self.num_trials and self.is_idle and self._due() is None
+    def _num_begun(self) -> int:
+        return sum(rung == 0 for _, rung in self.jobs)
 
     # -- who is next ---------------------------------------------------------------------------------------------------
 
-    def _returned(self) -> Job | None:
-        waiting = [self.jobs[key] for key in self._trials if key not in self._running]
-        return min(waiting, key=lambda job: (-job.rung, job.trial), default=None)
-
     def _promotion(self) -> Job | None:
+        from optuna.trial import TrialState, create_trial
+
         due = self._due()
-        if due is None or not self._may_spend(self._rung_tokens[due[1]]):
+        if due is None:
             return None
         trial, rung = due
-        below = self._studies[0].get_trials(deepcopy=False)[trial]
-        return self._add(below.params, below.distributions, trial=trial, rung=rung)
+        below, study = self._studies[0].get_trials(deepcopy=False)[trial], self._studies[rung]
+        attrs = {"trial": trial}
+        running = TrialState.RUNNING  # in one piece: whoever reads the storage finds the whole of it
+        study.add_trial(
+            create_trial(state=running, params=below.params, distributions=below.distributions, user_attrs=attrs)
+        )
+        self._load(study.get_trials(deepcopy=False)[-1], rung)
+        return self.jobs[due]
 
-    def _due(self) -> tuple[int, int] | None:
+    def _due(self) -> Key | None:
         """The trial that goes on to a longer run now, and its rung; the longest first."""
-        for rung in reversed(range(self.num_rungs - 1)):
-            entered, gone, made = self._entered[rung], self._entered[rung + 1], 0
-            for number in range(self.section.factor, len(entered) + 1, self.section.factor):
-                looked_at = entered[:number]
-                if any((trial, rung) not in self.results for trial in looked_at):
-                    break
-                able = [trial for trial in looked_at if trial not in gone[:made] and self._is_usable(trial, rung)]
-                if able and made == len(gone):
-                    return min(able, key=lambda trial: self._order(self.jobs[trial, rung])), rung + 1
-                made += bool(able)
+        for rung in reversed(range(self.section.rungs - 1)):
+            for bracket in range(self.num_jobs(rung + 1)):
+                winner = self._winner(rung, bracket)
+                if winner is not None and winner != NOBODY and (winner, rung + 1) not in self.jobs:
+                    return winner, rung + 1
         return None
 
-    def _is_usable(self, trial: int, rung: int) -> bool:
-        return self.results[trial, rung].score is not None
+    def _winner(self, rung: int, bracket: int) -> int | None:
+        """The trial that goes on from a rung; None: that is not decided; NOBODY: all of the bracket have failed."""
+        if rung < 0:
+            return bracket
+        factor = self.section.factor
+        members = [self._winner(rung - 1, at) for at in range(bracket * factor, (bracket + 1) * factor)]
+        trials = [trial for trial in members if trial is not None and trial != NOBODY]
+        if None in members or any((trial, rung) not in self.results for trial in trials):
+            return None
+        able = [self.jobs[trial, rung] for trial in trials if self.results[trial, rung].score is not None]
+        return min(able, key=self._rank).trial if able else NOBODY
 
     def _new(self) -> Job | None:
-        number = len(self._entered[0])
-        if number >= self.num_trials or not self._may_spend(self._rung_tokens[0]):
+        number, study = self._num_begun, self._studies[0]
+        if number >= self.num_trials:
             return None
-        num_known = max(0, number - self.section.ahead + 1) if self.section.sampler == "tpe" else 0
-        if any((trial, 0) not in self.results for trial in range(num_known)):
-            return None
-        trial = self._ask(number, self._studies[0].get_trials(deepcopy=False)[:num_known])
-        return self._add(trial.params, trial.distributions, trial=number, rung=0)
+        study.sampler = self._sampler(number)
+        if self._grid:
+            study.enqueue_trial(dict(self._grid[number]), skip_if_exists=True)
+        trial = study.ask()
+        self._space.suggest(trial)
+        job = self._note(Job(trial=number, rung=0, values=dict(trial.params)))
+        self._trials[job.key] = trial
+        return job
 
-    def _ask(self, number: int, known: "list[FrozenTrial]") -> "Trial":
-        """A combination from the trials `known`, by a study in memory that ends with this question."""
-        import optuna
+    def _sampler(self, number: int) -> "BaseSampler":
+        """Of its own for each trial, so that a search that goes on draws as if nothing had been."""
         from optuna.samplers import RandomSampler, TPESampler
 
         seed = random.Random(f"{self.section.seed}/{number}").getrandbits(32)
-        tpe = self.section.sampler == "tpe"
-        sampler = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS) if tpe else RandomSampler(seed=seed)
-        study = optuna.create_study(sampler=sampler, direction=self._studies[0].direction)
-        study.add_trials(known)
-        if self._grid:
-            study.enqueue_trial(dict(self._grid[number]))
-        trial = study.ask()
-        self._space.suggest(trial)
-        return trial
-
-    def _add(self, params: Values, distributions: dict[str, Any], *, trial: int, rung: int) -> Job:
-        """Into the storage, in one piece."""
-        from optuna.trial import TrialState, create_trial
-
-        study = self._studies[rung]
-        with _storing():
-            study.add_trial(
-                create_trial(
-                    state=TrialState.RUNNING, params=params, distributions=distributions, user_attrs={"trial": trial}
-                )
-            )
-            return self._load(study.get_trials(deepcopy=False)[-1], rung)
-
-    def _may_spend(self, tokens: int) -> bool:
-        return not self.section.tokens or self.planned_tokens + tokens <= self.section.tokens
-
-    def _order(self, job: Job) -> tuple[float, float, int]:
-        found = self.results[job.key]
-        assert found.score is not None
-        return self.violation(found), -found.score if self.section.maximize else found.score, job.trial
-
-
-def violation(constraints: dict[str, ConstraintSection], figures: dict[str, float]) -> float:
-    """The parts of the limits by which they are missed, added up; 0 if all are met. A figure that is not there meets
-    none."""
-    missed = 0.0
-    for name, limit in constraints.items():
-        value = figures.get(name)
-        if value is None:
-            missed += 1.0
-            continue
-        if limit.at_most is not None and value > limit.at_most:
-            missed += (value - limit.at_most) / max(abs(limit.at_most), 1e-12)
-        if limit.at_least is not None and value < limit.at_least:
-            missed += (limit.at_least - value) / max(abs(limit.at_least), 1e-12)
-    return missed
+        return TPESampler(seed=seed, constant_liar=True) if self.section.sampler == "tpe" else RandomSampler(seed=seed)
 
 
 def open_storage(path: Path) -> "BaseStorage":

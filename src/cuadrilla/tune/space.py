@@ -1,18 +1,16 @@
 """The settings of a search: each by its key in the run file, as numbers in a range or as a list.
 
-Pure. A combination holds a value for each setting that counts in it: one with `when` counts only where the settings
-that it names, chosen or fixed in the run file, have such a value. So a setting comes after those that it depends on.
+A combination holds a value for each setting that the run has: where `optim.kind` is chosen, too, `optim.momentum` is
+one of muon's only. So kinds are chosen first. Pure.
 """
 
 import difflib
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import Config, DimensionSection, Scalar, TuneSection
-from cuadrilla.errors import ConfigError, CuadrillaError
-from cuadrilla.messages import Message
+from cuadrilla.config import DimensionSection, Scalar, TuneSection
+from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import dump, leaves, literal, resolve
 
 if TYPE_CHECKING:
@@ -23,188 +21,124 @@ Values = dict[str, Scalar]
 
 NOT_SEARCHED = ("tune.", "engine.", "alarm.", "checkpoint.", "schema", "task.kind", "sync.")
 LENGTHS = ("train.tokens", "train.epochs", "train.steps")
-MAX_COMBINATIONS = 100_000
+MAX_COMBINATIONS = 10_000
 
 
 class Space:
-    """The settings to choose, in an order in which each comes after those that its `when` names."""
+    """The settings to choose, kinds first. `text`, `sets`: of the run file, and what was typed over it."""
 
-    def __init__(self, section: TuneSection, config: Config) -> None:
-        """Raises ConfigError, with the key and what to write instead, for a space that cannot be searched."""
+    def __init__(self, section: TuneSection, *, text: str, sets: Sequence[str] = ()) -> None:
+        """Tries the smallest and the largest of each setting on the run file. Raises ConfigError, with the key and what
+        to write instead."""
         if not section.space:
             hint = "for example, below [tune.space]: optim.lr = {{low = 0.002, high = 0.2, log = true}}"
             raise ConfigError("tune.space is empty: there is nothing to choose", hint=hint)
-        self._fixed = leaves(dump(config))
-        self._kinds = frozenset(key for key in section.space if key.endswith(".kind"))
         for key in section.space:
-            _require_possible(key, section)
-            self._require_searched(key, rungs=section.rungs)
-        self.dimensions = _in_order(section.space)
-
-    def __iter__(self) -> Iterator[tuple[str, DimensionSection]]:
-        return iter(self.dimensions.items())
-
-    def counts(self, key: str, chosen: Mapping[str, Scalar]) -> bool:
-        """Whether this setting is chosen where those before it are as `chosen`."""
-        for other, wanted in self.dimensions[key].when.items():
-            if other in self.dimensions and other not in chosen:
-                return False
-            value = chosen.get(other, self._fixed.get(other))
-            if value not in (wanted if isinstance(wanted, list) else [wanted]):
-                return False
-        return True
+            if key.startswith(NOT_SEARCHED):
+                hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
+                raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
+            if key in LENGTHS and section.rungs > 1:
+                hint = "leave out one of the two"
+                raise ConfigError("tune.space.{key}: with rungs, the rungs decide the length", key=key, hint=hint)
+        self._text, self._sets = text, sets
+        self.dimensions = dict(sorted(section.space.items(), key=lambda named: not _is_kind(named[0])))
+        kinds = [[(key, value) for value in each.choices] for key, each in self.dimensions.items() if _is_kind(key)]
+        self._keys = {chosen: self._keys_with(dict(chosen)) for chosen in itertools.product(*kinds)}
+        """The settings that a run has, by the kinds that were chosen."""
+        for key, dimension in self.dimensions.items():
+            self._try(key, dimension)
 
     def suggest(self, trial: "Trial") -> None:
-        """Have a trial of Optuna choose a value for each setting that counts in it."""
+        """Have a trial of Optuna choose a value for each setting that its run has."""
         chosen: Values = {}
-        for key, dimension in self:
-            if self.counts(key, chosen):
+        for key, dimension in self.dimensions.items():
+            if self._counts(key, chosen):
                 chosen[key] = _suggested(trial, key, dimension)
 
     def grid(self) -> list[Values]:
         """All combinations. Raises ConfigError where a range has no step, and where there are too many."""
         found: list[Values] = [{}]
-        for key, dimension in self:
+        for key, dimension in self.dimensions.items():
             points = _points(key, dimension)
             found = [
                 {**chosen, **extra}
                 for chosen in found
-                for extra in ([{key: point} for point in points] if self.counts(key, chosen) else [{}])
+                for extra in ([{key: point} for point in points] if self._counts(key, chosen) else [{}])
             ]
             if len(found) > MAX_COMBINATIONS:
                 hint = 'larger steps, or sampler = "random"'
                 raise ConfigError("the grid has more than {most:,} combinations", most=MAX_COMBINATIONS, hint=hint)
         return found
 
-    def try_extremes(self, text: str, sets: Sequence[str]) -> None:
-        """Whether the run file takes the smallest and the largest of each setting. Raises ConfigError."""
-        for key, dimension in self:
-            needed = [f"{other}={literal(_one(wanted))}" for other, wanted in dimension.when.items()]
-            ends = [each for each in (dimension.low, dimension.high) if each is not None]
-            values: Sequence[Scalar] = dimension.choices or ends
-            for value in values:
-                try:
-                    resolve(text, sets=[*sets, *needed, f"{key}={literal(value)}"])
-                except CuadrillaError as error:
-                    raise ConfigError(
-                        "tune.space.{key}: {value!r} cannot be tried: {reason}",
-                        key=key,
-                        value=value,
-                        reason=error.message,
-                        hint=_remedy(key, error, dimension),
-                    ) from None
+    def _counts(self, key: str, chosen: Mapping[str, Scalar]) -> bool:
+        kinds = tuple((other, value) for other, value in chosen.items() if _is_kind(other))
+        return _is_kind(key) or key in self._keys[kinds]
 
-    def _require_searched(self, key: str, *, rungs: int) -> None:
-        if key.startswith(NOT_SEARCHED):
-            hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
-            raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
-        if key in LENGTHS and rungs > 1:
-            hint = "leave out one of the two"
-            raise ConfigError("tune.space.{key}: with rungs, the rungs decide the length", key=key, hint=hint)
-        if key not in self._fixed and not self._may_appear(key):
-            near = difflib.get_close_matches(key, list(self._fixed), n=1, cutoff=0.6)
-            raise ConfigError(
-                "tune.space.{key}: unknown key",
-                key=key,
-                hint="did you mean {near}?" if near else "`cuadrilla train --explain-config` lists the keys",
-                near=near[0] if near else "",
-            )
+    def _keys_with(self, values: Values) -> frozenset[str]:
+        return frozenset(leaves(dump(resolve(self._text, sets=self._with(values)).config)))
 
-    def _may_appear(self, key: str) -> bool:
-        """A key of another kind of its section, where the kind itself is chosen or said in `when`."""
-        return f"{key.partition('.')[0]}.kind" in self._kinds
+    def _with(self, values: Values) -> list[str]:
+        return [*self._sets, *(f"{key}={literal(value)}" for key, value in values.items())]
 
-
-def _require_possible(key: str, section: TuneSection) -> None:
-    """Each `when` can be met by what is searched, or the setting would never be chosen, without a word."""
-    for other, wanted in section.space[key].when.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        if not values:
-            hint = 'such as when = {{"{other}" = ...}}, with one value or a list of them'
-            raise ConfigError("tune.space.{key}: `when` names no value of {other}", key=key, other=other, hint=hint)
-        searched = section.space.get(other)
+    def _try(self, key: str, dimension: DimensionSection) -> None:
+        chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), None)
+        if chosen is None:
+            near = difflib.get_close_matches(key, list(frozenset().union(*self._keys.values())), n=1, cutoff=0.6)
+            hint = "did you mean {near}?" if near else "`cuadrilla train --explain-config` lists the keys"
+            raise ConfigError("tune.space.{key}: unknown key", key=key, hint=hint, near=near[0] if near else "")
+        values: Sequence[Scalar] = dimension.choices or [_low(dimension), _high(dimension)]
         for value in values:
-            if searched is not None and not _has(searched, value):
+            try:
+                resolve(self._text, sets=self._with({**chosen, key: value}))
+            except ConfigError as error:
                 raise ConfigError(
-                    "tune.space.{key}: {other} is never {value!r}",
+                    "tune.space.{key}: {value!r} cannot be tried: {reason}",
                     key=key,
-                    other=other,
                     value=value,
-                    hint="name values that the search gives it",
-                )
+                    reason=error.message,
+                    hint=error.hint,
+                ) from None
 
 
-def _has(dimension: DimensionSection, value: Scalar) -> bool:
-    if dimension.choices:
-        return value in dimension.choices
+def _is_kind(key: str) -> bool:
+    return key.endswith(".kind")
+
+
+def _low(dimension: DimensionSection) -> int | float:
     assert dimension.low is not None
+    return dimension.low
+
+
+def _high(dimension: DimensionSection) -> int | float:
+    """The last value that a step reaches: Optuna warns of steps that do not fill their range."""
     assert dimension.high is not None
-    return isinstance(value, int | float) and dimension.low <= value <= dimension.high
+    return _stepped(dimension)[-1] if dimension.step else dimension.high
 
 
-def _one(wanted: Scalar | list[Scalar]) -> Scalar:
-    return wanted[0] if isinstance(wanted, list) else wanted
-
-
-def _remedy(key: str, error: CuadrillaError, dimension: DimensionSection) -> str:
-    section = key.partition(".")[0]
-    if not dimension.when and "unknown key" in error.message:
-        return Message('if only one kind has it: when = {{"{section}.kind" = "..."}}', section=section)
-    return error.hint
-
-
-def _in_order(space: Mapping[str, DimensionSection]) -> dict[str, DimensionSection]:
-    """Raises ConfigError where settings depend on each other in a circle."""
-    ordered: dict[str, DimensionSection] = {}
-    rest = dict(space)
-    while rest:
-        ready = [key for key, dimension in rest.items() if not any(other in rest for other in dimension.when)]
-        if not ready:
-            keys, hint = ", ".join(rest), "take away one `when`"
-            raise ConfigError("tune.space: {keys} depend on each other", keys=keys, hint=hint)
-        for key in ready:
-            ordered[key] = rest.pop(key)
-    return ordered
+def _stepped(dimension: DimensionSection) -> list[int | float]:
+    low, step = _low(dimension), dimension.step
+    assert dimension.high is not None
+    count = int((dimension.high - low) / step + 1e-9) + 1
+    values = [low + index * step for index in range(count)]
+    return [int(value) if dimension.is_whole else float(f"{value:.12g}") for value in values]
 
 
 def _suggested(trial: "Trial", key: str, dimension: DimensionSection) -> Scalar:
     if dimension.choices:
-        found = trial.suggest_categorical(key, dimension.choices)
-        assert found is not None
+        found: Scalar = trial.suggest_categorical(key, dimension.choices)  # type: ignore[assignment]
         return found
-    low, step = dimension.low, dimension.step
-    assert low is not None
-    high = (
-        _at(dimension, _num_steps(dimension) - 1) if step else dimension.high
-    )  # Optuna warns of steps that do not fill
-    assert high is not None
+    low, high, log = _low(dimension), _high(dimension), dimension.log
     if dimension.is_whole:
-        return int(trial.suggest_int(key, int(low), int(high), log=dimension.log, step=int(step or 1)))
-    return float(trial.suggest_float(key, low, high, log=dimension.log, step=step or None))
+        return trial.suggest_int(key, int(low), int(high), log=log, step=int(dimension.step or 1))
+    return trial.suggest_float(key, low, high, log=log, step=dimension.step or None)
 
 
-def _num_steps(dimension: DimensionSection) -> int:
-    """The number of values of a range with a step."""
-    assert dimension.low is not None
-    assert dimension.high is not None
-    return math.floor((dimension.high - dimension.low) / dimension.step + 1e-9) + 1
-
-
-def _at(dimension: DimensionSection, index: int) -> int | float:
-    assert dimension.low is not None
-    value = dimension.low + index * dimension.step
-    return int(value) if dimension.is_whole else float(f"{value:.12g}")
-
-
-def _points(key: str, dimension: DimensionSection) -> list[Scalar]:
+def _points(key: str, dimension: DimensionSection) -> Iterator[Scalar] | list[Scalar]:
     if dimension.choices:
         return dimension.choices
     if dimension.step:
-        return [_at(dimension, index) for index in range(_num_steps(dimension))]
+        return [*_stepped(dimension)]
     if dimension.is_whole and not dimension.log:
-        assert dimension.low is not None
-        assert dimension.high is not None
-        return [*itertools.islice(range(int(dimension.low), int(dimension.high) + 1), MAX_COMBINATIONS + 1)]
-    raise ConfigError(
-        "tune.space.{key}: a grid needs choices, or a step", key=key, hint='add a step, or sampler = "random"'
-    )
+        return [*itertools.islice(range(int(_low(dimension)), int(_high(dimension)) + 1), MAX_COMBINATIONS + 1)]
+    hint = 'add a step, or sampler = "random"'
+    raise ConfigError("tune.space.{key}: a grid needs choices, or a step", key=key, hint=hint)

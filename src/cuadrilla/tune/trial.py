@@ -18,13 +18,16 @@ from cuadrilla.config import SCHEMA, Config, LocalEngine, TuneSection
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import RunDir, make_private, read_jsonl, read_regular, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, read_regular, storage_errors, write_atomic
 from cuadrilla.runfile import dump, leaves, literal, resolve, to_toml
-from cuadrilla.tune.search import Job
+from cuadrilla.tune.search import Job, TrialResult
 from cuadrilla.tune.space import Values
 
 if TYPE_CHECKING:
     from cuadrilla.train.setup import Length
+
+
+USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +127,9 @@ def length_of(config: Config, folder: Path) -> "Length":
     return measure_length(config, make_task(config, folder))
 
 
-def data_hash(config: Config, folder: Path) -> str:
-    """The hash of the data that a run in this folder trains on. Raises DataError, TaskError."""
-    from cuadrilla.train.setup import make_task
-
-    return make_task(config, folder).data_hash()
-
-
 def settings_of(run: RunDir) -> Config:
     """The settings in a run's file."""
     return resolve(read_regular(run.run_file).decode()).config
-
-
-def num_parameters(config: Config, folder: Path) -> int:
-    """The number of parameters of a run's model. Raises TaskError."""
-    from cuadrilla.train.setup import make_model, make_task
-
-    return sum(each.numel() for each in make_model(make_task(config, folder), seed=config.run.seed).parameters())
 
 
 def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:
@@ -186,10 +175,16 @@ def discard_weights(run: RunDir, *, all_of_them: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def describe(values: Values) -> str:
-    """A combination in one line, short."""
-    return "  ".join(f"{key}={_short(value)}" for key, value in values.items()) or Message("(as it is)")
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def read_result(run: RunDir, section: TuneSection, *, from_step: int, seconds: float, place: str) -> TrialResult:
+    """The result of a complete run. `from_step`: where this job began, after the steps of a shorter run."""
+    rows = last_rows(run.metrics)
+    name = section.metric or next((name for name in USUAL_METRICS if any(name in row for row in rows)), "val_loss")
+    scores = [float(row[name]) for row in rows if row.get(name) is not None]
+    tokens = {row["version"]: row["tokens"] for row in rows if "tokens" in row}
+    trained = max(tokens.values(), default=0) - tokens.get(from_step, 0)
+    if not scores:
+        known = ", ".join(sorted({key for row in rows for key in row}))
+        reason = Message("no step has {name}; there are {known}", name=name, known=known)
+        return TrialResult(score=None, tokens=trained, seconds=seconds, place=place, reason=reason)
+    score = max(scores) if section.maximize else min(scores)
+    return TrialResult(score=score, tokens=trained, seconds=seconds, place=place)

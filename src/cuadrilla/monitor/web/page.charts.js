@@ -54,12 +54,11 @@ function make(tag, text, parent, attributes = {}) {
 
 // Curves that grow: points from `first` on replace what is there
 
-const emptySeries = () => ({ x: [], columns: new Map(), stride: 1 });
+const emptySeries = () => ({ x: [], columns: new Map() });
 
 function merge(series, news, missing) {
   const { first } = news;
   const kept = first ? series.columns : new Map();
-  series.stride = news.stride;
   series.x.length = first;
   series.x.push(...news.x);
   for (const name of Object.keys(news.columns)) if (!kept.has(name)) kept.set(name, new Array(first).fill(missing));

@@ -1,11 +1,10 @@
 // Asking, following, and what a person does
 
 const FROZEN = JSON.parse($("frozen").textContent); // a run as it was when this page was saved; null: it is followed
-const LIVE_TABS = ["runs", "queue"];
-const TABS = ["crew", "train", "runs", "queue", "samples", "logs", "about"].filter((name) => !FROZEN || !LIVE_TABS.includes(name));
-const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, queue: showQueue, samples: showSamples, logs: showLogs, about: showAbout };
+const TABS = ["crew", "train", "runs", "samples", "logs", "about"].filter((name) => !FROZEN || name !== "runs");
+const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, about: showAbout };
 /** What of the news a page shows. */
-const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], queue: ["queue"], samples: ["samples"], logs: ["log"], about: [] };
+const SHOWS = { crew: ["crew", "jobs", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: [] };
 const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
 const TOKEN = "cuadrilla token";
 
@@ -55,22 +54,18 @@ async function* streamed(answer) {
   }
 }
 
+/** What the stream of a run tells, from the beginning again whenever it breaks, until another one is chosen. */
 async function follow(key) {
   following?.abort();
-  const control = following = new AbortController();
-  showLive("connecting");
-  await hear(`/api/follow?of=${encodeURIComponent(key)}`, control.signal, (news) => told(take(news)), () => showLive("connecting"));
-}
-
-/** What a stream tells, from the beginning again whenever it breaks, until `signal` ends it. */
-async function hear(path, signal, heard, again = () => {}) {
+  const { signal } = following = new AbortController();
   while (!signal.aborted) {
+    showLive("connecting");
     try {
-      const answer = await ask(path, { signal });
+      const answer = await ask(`/api/follow?of=${encodeURIComponent(key)}`, { signal });
       tell(null);
       for await (const news of streamed(answer)) {
         if (signal.aborted) return;
-        heard(news);
+        told(take(news));
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -78,7 +73,6 @@ async function hear(path, signal, heard, again = () => {}) {
       if (error.status === 401) return;
     }
     await pause(AGAIN_SECONDS, signal);
-    if (!signal.aborted) again();
   }
 }
 
@@ -88,7 +82,7 @@ let isDrawing = false;
 function told(news) {
   for (const name of Object.keys(news)) wanted.add(name);
   if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
-  showLive(FROZEN ? "written" : data.head.behind ? "reading" : "live");
+  showLive(FROZEN ? "written" : "live");
   draw();
 }
 
@@ -118,8 +112,7 @@ function showLive(key) {
 
 function tellOf(error) {
   if (error.status === 401) return askForToken(token ? "wrongToken" : null);
-  if (error.status === 404) return void lookForRuns({ anew: true });
-  if (error.status === 503) return tell("tooMany");
+  if (error.status === 404) return void lookForRuns();
   tell(error.status ? "failed" : "lost", { status: error.status });
 }
 
@@ -133,7 +126,6 @@ function askForToken(key) {
   tell(key);
   following?.abort();
   $("key").hidden = false;
-  followQueue();
   $("secret").focus();
 }
 
@@ -149,9 +141,7 @@ async function useToken(event) {
 
 // Runs
 
-/** `anew`: one that was there has gone. */
-async function lookForRuns({ anew = false } = {}) {
-  if (anew) visited.clear();
+async function lookForRuns() {
   let found;
   try {
     found = await ask("/api/runs").then((answer) => answer.json());
@@ -161,9 +151,8 @@ async function lookForRuns({ anew = false } = {}) {
   }
   if (problem && ["lost", "noRun", "gone"].includes(problem[0])) tell(null);
   runs = found.runs;
-  takeQueues(found.queues);
   showRunList();
-  const isThere = visited.has(current) || runs.some(({ key }) => key === current);
+  const isThere = runs.some(({ key, hands_out }) => key === current || (hands_out && current?.startsWith(`${key}/`)));
   if (!isThere && current !== null) tell("gone", { run: current }); // what was shown of it stays
   else if (!isThere && !runs.length) return tell("noRun");
   else if (!isThere) choose(runs[0].key);
@@ -176,7 +165,7 @@ async function lookForRuns({ anew = false } = {}) {
 
 /** With the one that is shown, which may be a trial of a search (those are not listed), or gone. */
 function showRunList() {
-  const keys = new Set([...runs.map(({ key }) => key), ...visited, ...(current === null ? [] : [current])]);
+  const keys = new Set([...runs.map(({ key }) => key), ...(current === null ? [] : [current])]);
   options($("run"), [...keys].map((key) => [key, key]));
 }
 
@@ -187,6 +176,7 @@ function choose(key) {
   about = null;
   crewTable.opened.clear();
   sampleAt = null;
+  showRunList();
   $("run").value = key;
   showHead();
   showTab();
@@ -233,10 +223,9 @@ function showTab() {
     button.tabIndex = name === tab ? 0 : -1;
   }
   $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
-  $("figures").hidden = LIVE_TABS.includes(tab);
+  $("figures").hidden = tab === "runs";
   $("why").hidden = $("figures").hidden || !data.head.reason;
   SHOW[tab]();
-  followQueue();
 }
 
 function moveTab(event) {
@@ -272,7 +261,6 @@ function listen() {
   for (const name of TABS) $(`tab-${name}`).addEventListener("click", () => openTab(name));
   $("tabs").addEventListener("keydown", moveTab);
   $("run").addEventListener("change", () => choose($("run").value));
-  $("of-queue").addEventListener("change", () => chooseQueue($("of-queue").value));
   $("key").addEventListener("submit", useToken);
   $("language").addEventListener("click", () => {
     language = language === "es" ? "en" : "es";
@@ -333,7 +321,7 @@ async function start() {
 
 /** A page that was saved shows what it holds, and asks nobody. */
 function thaw() {
-  for (const name of LIVE_TABS) $(`tab-${name}`).hidden = $(name).hidden = true;
+  $("tab-runs").hidden = $("runs").hidden = true;
   ({ about } = FROZEN);
   take(FROZEN.news);
   options($("run"), [["", data.head.name]]);

@@ -16,7 +16,7 @@ from typing import Any
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import language
 from cuadrilla.monitor.about import about
-from cuadrilla.monitor.run import RunPlace, RunReader
+from cuadrilla.monitor.run import RunReader
 from cuadrilla.rundir import RunDir, write_atomic
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
@@ -25,7 +25,6 @@ SCRIPTS = (
     "web/page.charts.js",
     "web/page.machines.js",
     "web/page.views.js",
-    "web/page.queue.js",
     "web/page.js",
 )
 CHARTS = "vendor/uPlot.iife.min.js"
@@ -54,11 +53,10 @@ def page_text(*, language: str, asks: str, frozen: dict[str, Any] | None = None)
 def frozen_page(run: RunDir) -> str:
     """The page of a run as it is now. Raises ConfigError when the folder holds no training yet."""
     watched = RunReader(run)
-    while watched.is_behind:
-        watched.refresh()
-    if not watched.last:
+    watched.refresh()
+    news, _ = watched.news(0)
+    if "figures" not in news:
         raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
-    news, _ = watched.news(RunPlace())
     frozen = {"made": time.time(), "news": news, "about": about(run)}
     return page_text(language=language(), asks="'none'", frozen=frozen)[0]
 

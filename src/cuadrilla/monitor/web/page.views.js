@@ -2,25 +2,21 @@
 
 const MOST_EVENTS = 500, MOST_SAMPLES = 100, MOST_LOG = 1000, MOST_POINTS = 120, MOST_COMPARED = 6;
 const MOST_EVENT_ROWS = 150, MOST_LOG_ROWS = 400;
-const fresh = () => ({ head: {}, crew: [], figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
+const fresh = () => ({ head: {}, crew: [], jobs: [], figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
 let data = fresh();
 
 function take(news) {
   if (news.anew) data = fresh();
   if (news.head) data.head = news.head;
   if (news.crew) data.crew = news.crew;
+  if (news.jobs) data.jobs = news.jobs;
   if (news.figures) merge(data.figures, news.figures, null);
   if (news.shares) merge(data.shares, news.shares, 0);
-  addPoints(data, news);
+  for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MOST_POINTS));
   data.events = [...data.events, ...(news.events ?? [])].slice(-MOST_EVENTS);
   data.samples = [...data.samples, ...(news.samples ?? [])].slice(-MOST_SAMPLES);
   data.log = [...data.log, ...(news.log ?? [])].sort((one, other) => one.time - other.time || one.number - other.number).slice(-MOST_LOG);
   return news;
-}
-
-/** Of machines: how busy they were. */
-function addPoints({ points }, news) {
-  for (const [name, more] of Object.entries(news.points ?? {})) points.set(name, [...(points.get(name) ?? []), ...more].slice(-MOST_POINTS));
 }
 
 function head(table, columns) {
@@ -67,6 +63,7 @@ function showHead() {
   }
   if (known(now.best_loss)) figures.push([say("best"), say("atStep", { value: short(now.best_loss), n: whole(now.best_version) })]);
   if (here) figures.push([say("machines"), whole(here)]);
+  if (data.jobs.length) figures.push([say("ended"), `${whole(data.jobs.filter(hasEnded).length)} / ${whole(data.jobs.length)}`]);
   $("figures").replaceChildren(...figures.map(([name, value]) => {
     const card = make("div");
     make("dt", name, card);
@@ -77,11 +74,56 @@ function showHead() {
 
 // Crew
 
-const crewTable = new MachineTable("#crew", [PHASE, SHARE, SPEED, WAITS, ...USAGE, LINK, SEEN]);
+const crewTable = new MachineTable("#crew", [JOB, PHASE, SHARE, SPEED, WAITS, ...USAGE, LINK, SEEN]);
 
 function showCrew() {
   document.querySelector("#crew .empty").hidden = data.crew.length > 0 || !data.head.name;
   crewTable.show(data, { isRunning: data.head.state === "running" });
+  showJobs(document.querySelector("#crew .jobs"));
+}
+
+// The runs of a queue in their order, or the trials of a search
+
+const hasEnded = ({ state }) => ["complete", "failed", "stopped"].includes(state);
+const stepOf = (job) => (known(job.step) ? (known(job.steps) ? `${whole(job.step)} / ${whole(job.steps)}` : whole(job.step)) : "");
+const figureOf = (value) => (known(value) ? short(value) : "");
+const JOB_COLUMNS = [
+  { key: "state", of: (job) => named(job.state), fill: (cell, job) => cell.replaceChildren(make("span", named(job.state), null, { className: `badge ${job.state in NAMES ? job.state : ""}` })) },
+  { key: "machine", of: (job) => job.machine, fill: (cell, job) => cell.classList.toggle("faint", job.state !== "running") },
+  { key: "step", number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
+  { key: "loss", number: true, of: (job) => figureOf(job.loss) },
+  { key: "bits", number: true, of: (job) => figureOf(job.val_bits_per_byte) },
+  { key: "score", number: true, of: (job) => figureOf(job.score) },
+  { key: "settings", name: "values", of: (job) => job.values ?? "" },
+  { key: "reasonOf", name: "why", of: (job) => job.reason ?? "" },
+];
+
+function showJobs(table) {
+  const { jobs } = data;
+  const shown = JOB_COLUMNS.filter(({ of }) => jobs.some((job) => of(job)));
+  const focused = table.contains(document.activeElement) ? document.activeElement.dataset.job : undefined;
+  table.hidden = !jobs.length;
+  head(table, [{ title: say("job") }, ...shown.map(({ key, number, name }) => ({ title: say(key), number, name }))]);
+  table.tBodies[0].replaceChildren(...jobs.map((job) => {
+    const line = make("tr", null, null, { className: job.state });
+    const button = make("button", job.title, make("td", null, line, { className: "first" }), { type: "button" });
+    button.dataset.job = job.name;
+    button.addEventListener("click", () => openJob(job));
+    for (const { key, number, name, of, fill } of shown) {
+      const text = of(job);
+      const cell = make("td", text, line, { className: `${number ? "number" : ""} ${name ?? ""} ${text ? "" : "blank"}` });
+      cell.dataset.label = say(key);
+      if (text) fill?.(cell, job);
+    }
+    return line;
+  }));
+  if (focused !== undefined) [...table.querySelectorAll("button")].find(({ dataset }) => dataset.job === focused)?.focus({ preventScroll: true });
+}
+
+/** Its curves: a run of the list, or a trial, which the list does not have. */
+function openJob(job) {
+  choose(runs.find(({ path }) => path === job.run)?.key ?? `${current}/${job.name}`);
+  openTab("train", { focus: true });
 }
 
 // Run
@@ -145,11 +187,12 @@ let shownRuns = "";
 
 function showRuns() {
   shownRuns = JSON.stringify(runs);
+  const trained = runs.filter(({ hands_out }) => !hands_out);
   const table = document.querySelector("#runs .list");
-  const columns = [["state", "state"], ["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["heldOut", "val_loss", short], ["bits", "val_bits_per_byte", short], ["speed", "tokens_per_second", whole], ["machines", "here", whole], ["updated", "updated", dated]];
+  const columns = [["state", "state"], ["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["heldOut", "val_loss", short], ["bits", "val_bits_per_byte", short], ["speed", "tokens_per_second", whole], ["updated", "updated", dated]];
   head(table, [{ title: say("compare") }, { title: say("run") }, ...columns.map(([name, , shown]) => ({ title: say(name), number: Boolean(shown) }))]);
   const focused = document.activeElement?.dataset?.focus;
-  table.tBodies[0].replaceChildren(...runs.map((run) => {
+  table.tBodies[0].replaceChildren(...trained.map((run) => {
     const line = make("tr", null, null, { className: run.key === current ? "chosen" : "" });
     const box = make("input", null, make("td", null, line), { type: "checkbox", checked: chosen.has(run.key), disabled: !chosen.has(run.key) && chosen.size >= MOST_COMPARED });
     box.setAttribute("aria-label", `${say("compare")}: ${run.key}`);
