@@ -104,29 +104,11 @@ def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
     assert last_rows(run.metrics)[-1]["version"] == 6
 
 
-def test_what_a_run_asks_for_is_kept_until_something_else_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
-    language_run(tmp_path / "uno", tmp_path / "data")
-
-    def machine_after(*more: str) -> str:
-        done = cuadrilla("queue", "add", str(tmp_path / "uno"), *more, "--json")
-        assert done.returncode == 0, done.stderr
-        return str(json.loads(cuadrilla("queue", "--json").stdout)[0]["machine"])
-
-    assert machine_after() == ""
-    assert machine_after("--on", "ana", "--device", "cpu") == machine_after() == "ana, cpu"
-    assert machine_after("--on", "luis") == machine_after() == "luis"
-
-
 def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
     uno, dos = (language_run(tmp_path / name, tmp_path / "data").path for name in ("uno", "dos"))
     done = cuadrilla("queue", "add", str(uno), str(tmp_path / "no"))
     assert (done.returncode, "cannot read" in done.stderr) == (2, True), done.stderr
-    done = cuadrilla("queue", "add", str(uno), "--on", "")
-    assert (done.returncode, "--on needs the name of a machine" in done.stderr) == (2, True), done.stderr
     assert json.loads(cuadrilla("queue", "--json").stdout) == []
     assert cuadrilla("queue", "add", str(uno), str(dos)).returncode == 0
     assert cuadrilla("queue", "stop", str(uno)).returncode == 0

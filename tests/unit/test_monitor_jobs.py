@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from cuadrilla.jobs.deal import Wants
 from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.jobs import open_run
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
@@ -24,7 +23,7 @@ def queue(tmp_path: Path) -> RunQueue:
     queue = RunQueue(tmp_path / "queue")
     for name in ("uno", "dos", "tres"):
         (tmp_path / name).mkdir()
-        queue.add(RunDir(tmp_path / name), wants=Wants(device="cpu", on=("ana",)))
+        queue.add(RunDir(tmp_path / name), device="cpu", on=("ana",))
     return queue
 
 

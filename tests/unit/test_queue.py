@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.deal import Wants
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, QueueWork, RunQueue
 from cuadrilla.rundir import RunDir
@@ -88,12 +87,6 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, t
     assert queue.find(str(tmp_path / "otra" / "uno")).order == 4
 
 
-def test_files_of_somebody_else_are_no_runs(queue: RunQueue, tmp_path: Path) -> None:
-    for name, text in (("a.json", "{"), ("b.json", "[]"), ("c.json", '{"run": 3, "order": 1}')):
-        (tmp_path / "queue" / name).write_text(text)
-    assert names(queue) == ["uno", "dos", "tres"]
-
-
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
     hands, heard = Hands("ana", "luis"), Heard()
     work = QueueWork(queue, hands, tell=heard)
@@ -115,7 +108,7 @@ def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Ru
 
 def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     """One worker of it, too, where it has one for each device."""
-    queue.add(RunDir(tmp_path / "uno"), wants=Wants(on=("luis",)))
+    queue.add(RunDir(tmp_path / "uno"), on=("luis",))
     hands, heard = Hands("ana", "luis/cuda:0"), Heard()
     work = QueueWork(queue, hands, tell=heard)
     work.step()
@@ -127,8 +120,8 @@ def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
 
 def test_what_a_run_waits_for_is_said_as_long_as_it_does(queue: RunQueue, tmp_path: Path) -> None:
     """Machines that are not there, not those that are busy."""
-    queue.add(RunDir(tmp_path / "uno"), wants=Wants(device="cuda"))
-    queue.add(RunDir(tmp_path / "dos"), wants=Wants(on=("pedro",)))
+    queue.add(RunDir(tmp_path / "uno"), device="cuda")
+    queue.add(RunDir(tmp_path / "dos"), on=("pedro",))
     hands = Hands("ana")
     work = QueueWork(queue, hands, tell=Heard())
 

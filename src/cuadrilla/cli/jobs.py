@@ -28,7 +28,6 @@ from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.crew import CrewExecutor
-    from cuadrilla.jobs.deal import Wants
     from cuadrilla.jobs.local import LocalExecutor
     from cuadrilla.plan.devices import Use
 
@@ -127,18 +126,6 @@ def _local(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path) 
             )
         )
     return LocalExecutor(places, logs=logs)
-
-
-def read_wants(on: list[str], *, device: str) -> "Wants":
-    """Raises ConfigError for what nobody can have."""
-    from cuadrilla.jobs.deal import DEVICES, Wants
-
-    if device and device not in DEVICES:
-        known = ", ".join(DEVICES)
-        raise ConfigError("{device!r} is no kind of device", device=device[:40], hint="one of {known}", known=known)
-    if not all(map(str.strip, on)):
-        raise ConfigError("--on needs the name of a machine", hint="cuadrilla monitor shows those that have joined")
-    return Wants(on=tuple(dict.fromkeys(on)), device=device)
 
 
 def require_crew(crew: bool, *, listen: str, address: str) -> None:

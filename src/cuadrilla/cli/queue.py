@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_executor, executor_here, read_wants
+from cuadrilla.cli.jobs import crew_executor, executor_here
 from cuadrilla.cli.output import emit_table, say
 from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
@@ -52,7 +52,7 @@ def queue(
     `add`, `first`, `stop` and `remove` change the queue; `work` hands it out, on this machine and to those that join
     with `cuadrilla join`, until Ctrl-C. Weights and figures come back into the runs' folders here.
     """
-    from cuadrilla.jobs.queue import RunQueue
+    from cuadrilla.jobs.queue import DEVICES, RunQueue
 
     folder = Home.of_user().queue
     queue = RunQueue(folder, is_handed_out=_is_handed_out(folder))
@@ -63,14 +63,15 @@ def queue(
     if bool(runs) != (action in ("add", "first", "stop", "remove")):
         hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
-    says = bool(on or device)
-    if action != "add" and says:
+    if action != "add" and (on or device):
         raise ConfigError("--on and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            wants = read_wants(on or [], device=device) if says else None
+            if device and device not in DEVICES:
+                hint, known = "one of {known}", ", ".join(DEVICES)
+                raise ConfigError("{device!r} is no kind of device", device=device[:40], hint=hint, known=known)
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
-                queue.add(added, wants=wants or queue.wants_of(added))
+                queue.add(added, on=tuple(on or ()), device=device)
         case "first" | "stop" | "remove":
             change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]
             for found in [queue.find(run) for run in runs or ()]:

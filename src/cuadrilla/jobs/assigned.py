@@ -1,9 +1,4 @@
-"""A job that another machine has: the message about it, the files that may come back, and whether they are complete.
-
-Invariants
-* What a machine brings counts after it was verified: a checkpoint's files by its manifest, its numbers, its version by
-  the job; the end of a run by the checkpoint and the row of its last step.
-"""
+"""A job that another machine has: the message about it, and the files that may come back."""
 
 import secrets
 import shutil
@@ -19,7 +14,7 @@ from cuadrilla.link.jobs import CHECKPOINT_FILE, METRICS, Assignment
 from cuadrilla.link.offer import offered
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import FolderLock, RunDir, file_sha256, last_rows, write_json
+from cuadrilla.rundir import FolderLock, RunDir, file_sha256, write_json
 from cuadrilla.runfile import dump, read_run_file
 from cuadrilla.train.checkpoint import (
     FILES,
@@ -29,7 +24,7 @@ from cuadrilla.train.checkpoint import (
     set_aside_newer,
     version_of,
 )
-from cuadrilla.train.setup import make_task, measure_length
+from cuadrilla.train.setup import make_task
 from cuadrilla.train.teachers import keep_teachers
 from cuadrilla.user_file import UsersCode
 
@@ -48,9 +43,6 @@ class AssignedJob:
     keep: int = 0
     keep_steps: frozenset[int] = frozenset()
     """And the one that it began from."""
-    steps: int = 0
-    """No version is above it."""
-    may_end_early: bool = False
     files: Mapping[str, Path]
     """By hash: what its machine may have."""
     preempted_at: float | None = None
@@ -58,18 +50,9 @@ class AssignedJob:
     def place_for(self, path: str) -> Path:
         """The path of a file of the job, for threads of the link. Raises LinkError where it is not wanted."""
         match = CHECKPOINT_FILE.fullmatch(path)
-        if match is None or not 0 < int(match[1]) <= self.steps:
+        if match is None:
             raise not_wanted()
         return self.incoming / f"v{int(match[1]):08d}" / match[2]
-
-    def missing(self) -> str:
-        """The part that a job lacks which is said to be complete; "": nothing."""
-        newest = newest_version(self.run)
-        if newest < self.steps and not (self.may_end_early and newest):
-            return Message("it says that the run is complete, and has not sent the last checkpoint")
-        if not any(row.get("version") == newest for row in last_rows(self.run.metrics)):
-            return Message("it says that the run is complete, and has not sent its last row")
-        return ""
 
 
 def not_wanted() -> LinkError:
@@ -93,8 +76,6 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     with ExitStack() as stack:
         stack.enter_context(lock)
         write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
-        with UsersCode():
-            steps = config.train.steps or measure_length(config, task).num_steps
         assigned = AssignedJob(
             job=job,
             run=run,
@@ -103,8 +84,6 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
             files=_by_hash({**offer.files, **begun}),
             keep=config.checkpoint.keep,
             keep_steps=frozenset({*config.checkpoint.keep_steps, newest_version(run)}),
-            steps=steps,
-            may_end_early=config.evaluate.patience > 0,
         )
         stack.pop_all()
     return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))

@@ -5,18 +5,19 @@ checkpoint. It sends rows and checkpoints back as they come, so that nothing but
 lost with it.
 
 Invariants
-* Rows, files and the end of a job are taken from the machine that has it, while it has it, and verified
-  (`assigned.py`). The checkpoint that it began with stays until another machine has gone on from a newer one.
+* Rows, files and the end of a job are taken from the machine that has it, while it has it; a checkpoint counts when it
+  agrees with its manifest and its numbers are finite. The one that a machine began with stays.
 * A machine that has gone, or is silent for `SILENT_SECONDS`, is no failure of its job, unless that happens again and
-  again: another machine goes on. Nor is the failure of one machine (`retries.py`).
+  again: another machine goes on. Nor is the failure of one machine. One on which several jobs in a row end badly gets
+  none until it joins again, so that it does not use up all jobs.
 """
 
-import itertools
 import json
 import logging
 import queue
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,8 @@ from cuadrilla.crew.port import OpenCrew
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version, not_wanted
-from cuadrilla.jobs.deal import DEVICES
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.jobs.retries import MAX_LOSSES, Retries
+from cuadrilla.jobs.queue import DEVICES
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import JOB_NAME, PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator, node_of
 from cuadrilla.link.jobs import (
@@ -61,17 +61,22 @@ from cuadrilla.train.nodelog import NodeLogs
 SILENT_SECONDS = 10.0
 SAVE_SECONDS = 60.0
 """A job that is to be saved, as its machine is wanted for something else, has so long."""
+MAX_FAILURES, MAX_LOSSES = 2, 10
+"""Of a job, on machines that got no further with it: then it counts as failed."""
+PATIENT_WITH = 3
+"""Jobs in a row that end badly on a machine: then it gets no more."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class _Place:
-    """A worker that has joined."""
+    """A worker that has joined. `bad`: jobs in a row that have ended badly there."""
 
     name: str
     heard_at: float
     device: str
+    bad: int = 0
 
 
 class CrewExecutor:
@@ -90,7 +95,8 @@ class CrewExecutor:
         self._present: dict[str, _Place] = {}
         self._assigned: dict[str, AssignedJob] = {}
         self._ended: list[Ended] = []
-        self._retries = Retries()
+        self._failures: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
         self._paused: frozenset[str] = frozenset()
         self._server = CrewServer(home.crew, receiver=self, jobs=self, term=home.term)
         self.crew = OpenCrew(server=self._server, listen=listen, home=home, moved=moved)
@@ -103,9 +109,8 @@ class CrewExecutor:
 
     @property
     def free(self) -> list[str]:
-        """A machine on which one job after the other ends badly rests, one that is paused saves what it has first."""
-        now = time.monotonic()
-        able = [name for name in self.places if not self._retries.rest_seconds(name, now=now)]
+        """Of a machine that is paused, none."""
+        able = [name for name in self.places if self._present[name].bad < PATIENT_WITH]
         return [name for name in able if name not in self._assigned and node_of(name) not in self._paused]
 
     @property
@@ -190,13 +195,7 @@ class CrewExecutor:
         if assigned is None or assigned.job != job:
             raise not_wanted()
 
-        def wanted() -> Iterator[bytes]:
-            for chunk in itertools.chain(chunks, [b""]):
-                if self._assigned.get(worker) is not assigned:
-                    raise not_wanted()
-                yield chunk
-
-        take_file(assigned.place_for(path), wanted())
+        take_file(assigned.place_for(path), chunks)
 
     def file(self, sha256: str) -> Path | None:
         found = [assigned.files[sha256] for assigned in list(self._assigned.values()) if sha256 in assigned.files]
@@ -217,32 +216,38 @@ class CrewExecutor:
         if assigned is None:
             return
         log.info("%s is gone (%s): another machine goes on with %s", worker, reason, assigned.job, extra=TALK)
-        now = time.monotonic()
-        lost = reason != PAUSED and self._retries.lost(assigned.job, worker=worker, now=now)
-        self._tell_of_rest(worker, now=now)
+        lost = reason != PAUSED and self._is_over(self._losses, assigned.job, most=MAX_LOSSES)
         told = Message("{number} machines were lost during this job", number=MAX_LOSSES) if lost else ""
         self._end(worker, assigned, reason=told)
+
+    def _is_over(self, counter: Counter[str], job: str, *, most: int) -> bool:
+        """Whether it has happened to a job so often that it counts as failed."""
+        counter[job] += 1
+        if counter[job] < most:
+            return False
+        del counter[job]
+        return True
 
     def _take(self, worker: str, news: JobNews) -> None:
         """Raises ResourceError."""
         assigned = self._assigned.get(worker)
         if assigned is None or assigned.job != news.job:
             return
-        rows = [row for row in news.rows if row["version"] <= assigned.steps]
-        if rows:
-            append_lines(assigned.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
-            write_json(assigned.run.status, {"state": "running", "version": rows[-1]["version"]}, private=True)
+        if news.rows:
+            append_lines(assigned.run.metrics, "".join(json.dumps(row) + "\n" for row in news.rows))
+            write_json(assigned.run.status, {"state": "running", "version": news.rows[-1]["version"]}, private=True)
         if news.kept:
             self._adopt(worker, news.kept, assigned)
-        if news.ended == COMPLETE and not (missing := assigned.missing()):
-            self._retries.got_further(assigned.job, worker=worker)
+        if news.ended == COMPLETE:
+            self._got_further(worker, assigned)
             self._end(worker, assigned, complete=True)
-        elif news.ended == COMPLETE:
-            self._failed(worker, assigned, reason=missing)
         elif news.ended == FAILED:
             self._failed(worker, assigned, reason=news.reason or Message("it says not why"))
         elif news.ended:
-            self._returned(worker, assigned, reason=news.reason)
+            if news.reason:  # why it could not even begin
+                log.warning("%s gives %s back: %s", worker, assigned.job, news.reason)
+                self._ended_badly(worker)
+            self._end(worker, assigned)
 
     def _adopt(self, worker: str, version: int, assigned: AssignedJob) -> None:
         """A checkpoint that has come as a whole becomes one of the run."""
@@ -266,29 +271,25 @@ class CrewExecutor:
         protect = assigned.keep_steps | {best_version(assigned.run, upto=newest_version(assigned.run))}
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
         if version > newest:
-            self._retries.got_further(assigned.job, worker=worker)
+            self._got_further(worker, assigned)
+
+    def _got_further(self, worker: str, assigned: AssignedJob) -> None:
+        for counter in (self._failures, self._losses):
+            counter.pop(assigned.job, None)
+        self._present[worker].bad = 0
 
     def _failed(self, worker: str, assigned: AssignedJob, *, reason: str) -> None:
         """Its word is not enough: another machine tries."""
-        now = time.monotonic()
-        failed = self._retries.failed(assigned.job, worker=worker, now=now)
-        if not failed:
+        self._ended_badly(worker)
+        is_over = self._is_over(self._failures, assigned.job, most=MAX_FAILURES)
+        if not is_over:
             log.warning("%s has failed at %s, which is tried again: %s", worker, assigned.job, reason)
-        self._tell_of_rest(worker, now=now)
-        self._end(worker, assigned, reason=reason if failed else "")
+        self._end(worker, assigned, reason=reason if is_over else "")
 
-    def _returned(self, worker: str, assigned: AssignedJob, *, reason: str) -> None:
-        """`reason`: why it could not even begin."""
-        if reason:
-            now = time.monotonic()
-            log.warning("%s gives %s back: %s", worker, assigned.job, reason)
-            self._retries.ended_badly(worker, now=now)
-            self._tell_of_rest(worker, now=now)
-        self._end(worker, assigned)
-
-    def _tell_of_rest(self, worker: str, *, now: float) -> None:
-        if seconds := self._retries.rest_seconds(worker, now=now):
-            log.warning("one job after the other ends badly on %s: it gets none for %.0f s", worker, seconds)
+    def _ended_badly(self, worker: str) -> None:
+        self._present[worker].bad += 1
+        if self._present[worker].bad == PATIENT_WITH:
+            log.warning("one job after the other ends badly on %s: it gets none until it joins again", worker)
 
     def _end(self, worker: str, assigned: AssignedJob, *, complete: bool = False, reason: str = "") -> None:
         del self._assigned[worker]

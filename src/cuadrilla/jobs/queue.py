@@ -9,33 +9,34 @@ Invariants
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
 from cuadrilla.home import read_object
-from cuadrilla.jobs.deal import ANY, DEVICES, Wants, deal, suits
 from cuadrilla.jobs.executor import Ended, Executor
-from cuadrilla.link.base import JOB_NAME
+from cuadrilla.link.base import JOB_NAME, node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_json
 
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
+DEVICES = ("cuda", "mps", "xpu", "cpu")
 NAME_CHARACTERS, ID_DIGITS = 40, 8
-MAX_ORDER = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedRun:
-    """`name`: what it is called where it is handed out. `place`: who has it, or had it last. `stops`: it is to stop."""
+    """`name`: what it is called where it is handed out. `on`: machines, or their places, that may train it; empty: any.
+    `device`: one of `DEVICES` that the place has to have; empty: any. `place`: who has it, or had it last. `stops`: it
+    is to stop."""
 
     name: str
     run: RunDir
     order: float
-    wants: Wants = ANY
+    on: tuple[str, ...] = ()
+    device: str = ""
     stops: bool = False
     state: str = WAITING
     place: str = ""
@@ -44,8 +45,11 @@ class QueuedRun:
     @property
     def machine(self) -> str:
         """Who has it, had it last, or may have it."""
-        wished = ", ".join(part for part in (*self.wants.on, self.wants.device) if part)
-        return wished if self.state == WAITING else self.place
+        return ", ".join(filter(None, (*self.on, self.device))) if self.state == WAITING else self.place
+
+    def suits(self, place: str, *, device: str) -> bool:
+        """Whether it may be trained there: at a place of that name, or of a machine of that name."""
+        return (not self.on or not {place, node_of(place)}.isdisjoint(self.on)) and self.device in ("", device)
 
 
 class RunQueue:
@@ -62,29 +66,22 @@ class RunQueue:
         found = [run for path in paths if (run := self._read(path))]
         return sorted(found, key=lambda run: (run.order, run.name))
 
-    def wants_of(self, run: RunDir) -> Wants:
-        """The wishes with which a run was added last."""
-        path = run.path.resolve()
-        return next((known.wants for known in self.runs() if known.run.path == path), ANY)
-
-    def add(self, run: RunDir, *, wants: Wants = ANY) -> QueuedRun:
+    def add(self, run: RunDir, *, on: tuple[str, ...] = (), device: str = "") -> None:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
         self.require_free(run)
         path = run.path.resolve()
-        name = _name_of(path)
         order = max((each.order for each in self.runs()), default=0.0) + 1
-        added = QueuedRun(name=name, run=RunDir(path), order=order, wants=wants)
+        added = QueuedRun(name=_name_of(path), run=RunDir(path), order=order, on=on, device=device)
         make_private(self._folder)
-        self._now(name).unlink(missing_ok=True)
-        self._write(added, stops=False)
-        return added
+        self._now(added.name).unlink(missing_ok=True)
+        self._write(added)
 
     def require_free(self, run: RunDir) -> None:
         """Raises ConfigError while a machine has it."""
-        path = run.path.resolve()
         for known in self.runs():
-            if known.run.path == path:
-                _require_free(known)
+            if known.run.path == run.path.resolve() and known.state == RUNNING:
+                hint = "first: cuadrilla queue stop {name}"
+                raise ConfigError("{name} is running", name=run.path.name, hint=hint)
 
     def find(self, named: str) -> QueuedRun:
         """By its folder, or the folder's name if only one has it. Raises ConfigError."""
@@ -100,15 +97,15 @@ class RunQueue:
 
     def put_first(self, run: QueuedRun) -> None:
         first = min((each.order for each in self.runs()), default=0.0) - 1
-        self._write(run, order=first)
+        self._write(replace(run, order=first))
 
     def stop(self, run: QueuedRun) -> None:
         """Its machine saves and gives it back; one that waits is not begun."""
-        self._write(run, stops=True)
+        self._write(replace(run, stops=True))
 
     def remove(self, run: QueuedRun) -> None:
         """Take it from the list; its folder stays. Raises ConfigError while a machine has it."""
-        _require_free(run)
+        self.require_free(run.run)
         for path in (self._now(run.name), self._folder / f"{run.name}.json"):
             path.unlink(missing_ok=True)
 
@@ -119,28 +116,24 @@ class RunQueue:
     def _now(self, name: str) -> Path:
         return self._folder / f"{name}.now.json"
 
-    def _write(self, run: QueuedRun, *, order: float | None = None, stops: bool | None = None) -> None:
-        said = {"run": str(run.run.path), **asdict(run.wants), "order": run.order if order is None else order}
-        write_json(
-            self._folder / f"{run.name}.json", {**said, "stops": run.stops if stops is None else stops}, private=True
-        )
+    def _write(self, run: QueuedRun) -> None:
+        said = {key: getattr(run, key) for key in ("order", "on", "device", "stops")}
+        write_json(self._folder / f"{run.name}.json", {"run": str(run.run.path), **said}, private=True)
 
     def _read(self, path: Path) -> QueuedRun | None:
         said, now = read_object(path), read_object(self._now(path.stem))
-        order = said.get("order")
-        if not isinstance(said.get("run"), str) or not isinstance(order, int | float) or not abs(order) <= MAX_ORDER:
+        if not said:  # it has just been removed
             return None
-        state = str(now.get("state", WAITING))
-        state = state if state in (*self._held, *ENDED) else STOPPED if said.get("stops") is True else WAITING
+        state = now.get("state", WAITING)
+        if state not in (*self._held, *ENDED):
+            state = STOPPED if said["stops"] else WAITING
         return QueuedRun(
             name=path.stem,
-            run=RunDir(Path(said["run"])),
-            order=float(order),
-            wants=_wants_of(said),
-            stops=said.get("stops") is True,
+            run=RunDir(Path(said.pop("run"))),
+            **{**said, "on": tuple(said["on"])},
             state=state,
-            place=str(now.get("place", "")),
-            reason=str(now.get("reason", "")) if self._held or state in ENDED else "",
+            place=now.get("place", ""),
+            reason=now.get("reason", "") if self._held or state in ENDED else "",
         )
 
 
@@ -165,25 +158,26 @@ class QueueWork:
         return not self._executor.busy and all(run.state in ENDED for run in self._queue.runs())
 
     def step(self) -> None:
-        """Take what has ended, recall what is to stop, begin what can. Raises LinkError, ResourceError."""
+        """Take what has ended, preempt what is to stop, begin what can. Raises LinkError, ResourceError."""
         self.take_back()
         runs = self._queue.runs()
         for run in runs:
             if run.stops and run.state == RUNNING and run.name not in self._preempted:
                 self._preempted.add(run.name)
                 self._executor.preempt(run.name)
-        waiting = [run for run in runs if run.state == WAITING]
-        devices = self._executor.places
-        while (dealt := deal([run.wants for run in waiting], self._executor.free, devices=devices)) is not None:
-            number, place = dealt
-            self._begin(waiting.pop(number), place)
-        for run in waiting:
-            self._say_what_it_waits_for(run, devices)
+        for run in runs:
+            if run.state == WAITING:
+                self._try(run)
 
-    def _say_what_it_waits_for(self, run: QueuedRun, devices: Mapping[str, str]) -> None:
-        """A machine that is not there; those that are become free by and by."""
-        is_there = any(suits(run.wants, place=place, device=device) for place, device in devices.items())
-        reason = "" if is_there else Message("no machine has joined that may train it")
+    def _try(self, run: QueuedRun) -> None:
+        """Begin it at the first free place that it may have; or say that no machine is there that may train it."""
+        places = self._executor.places
+        suitable = [place for place, device in places.items() if run.suits(place, device=device)]
+        free = self._executor.free
+        if place := next((place for place in suitable if place in free), None):
+            self._begin(run, place)
+            return
+        reason = "" if suitable else Message("no machine has joined that may train it")
         if reason != run.reason:
             self._queue.note(run, WAITING, place=run.place, reason=reason)
 
@@ -223,20 +217,6 @@ class QueueWork:
     def _note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
         self._queue.note(run, state, place=place, reason=reason)
         self._tell(run, state, place, reason)
-
-
-def _wants_of(said: dict[str, Any]) -> Wants:
-    """As far as it can be read."""
-    on, device = said.get("on", []), said.get("device", "")
-    return Wants(
-        on=tuple(map(str, on if isinstance(on, list) else [on] if on else [])),
-        device=device if device in DEVICES else "",
-    )
-
-
-def _require_free(run: QueuedRun) -> None:
-    if run.state == RUNNING:
-        raise ConfigError("{name} is running", name=run.run.path.name, hint="first: cuadrilla queue stop {name}")
 
 
 def _name_of(path: Path) -> str:

@@ -34,7 +34,7 @@ TAIL_BYTES = 2**18
 """Of `metrics.jsonl`, for who wants no curves: twenty rows of a hundred workers have a fifth of that."""
 POINTS, SHARE_POINTS = 1200, 300
 """Of a curve, and of each machine's shares: a page is not wider."""
-MAX_EVENTS, MAX_SAMPLES, MAX_LOG = 500, 100, 1000
+MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
 REFRESH_SECONDS = 0.5
 SILENT_SECONDS = 300.0
 """Every few seconds a machine that trains writes how it is: sixty times as long, and a clock may be a little wrong."""
@@ -121,7 +121,7 @@ class RunReader:
             found: dict[str, Any] = {}
             if since < self._anew:
                 found, since = {"anew": True}, 0
-            whole = {"head": self._head(), "crew": self._machines(), "jobs": self._of_jobs or None}
+            whole = {"head": self._head(), "crew": self._machines(), "jobs": _shown(self._of_jobs)}
             parts: dict[str, Any] = {name: part for name, part in whole.items() if self._has_changed(name, part, since)}
             parts |= {"figures": self._figures.since(since), "shares": self._shares.since(since)}
             for name, node in self._nodes.items():
@@ -281,6 +281,13 @@ class RunReader:
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
             event = {"time": at, "event": kind, "version": self._version, "details": details}
             self._happened.append({"number": self._next(), **event})
+
+
+def _shown(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """On a page; where there are too many, without those that ended first."""
+    ended = [job["name"] for job in jobs if job["state"] not in (RUNNING, WAITING)]
+    left_out = set(ended[: max(0, len(jobs) - MAX_JOBS)])
+    return [job for job in jobs if job["name"] not in left_out]
 
 
 def how_far(job: Mapping[str, Any]) -> str:
