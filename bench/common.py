@@ -34,19 +34,6 @@ def ratios(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
     return summary([x / y for x, y in zip(a, b, strict=True)])
 
 
-def search_rows(folder: Path) -> list[dict[str, Any]]:
-    """The finished runs of a search, from its storage, in the order in which they ended."""
-    import optuna
-
-    storage, found = f"sqlite:///{folder / 'tune' / 'study.db'}", []
-    for rung, study in enumerate(sorted(optuna.get_all_study_names(storage))):
-        for trial in optuna.load_study(study_name=study, storage=storage).get_trials(deepcopy=False):
-            if trial.state.is_finished() and trial.datetime_start and trial.datetime_complete:
-                times = {"began": trial.datetime_start.timestamp(), "time": trial.datetime_complete.timestamp()}
-                found.append({"rung": rung, "score": trial.value, **trial.user_attrs["result"], **times})
-    return sorted(found, key=lambda row: row["time"])
-
-
 def report(name: str, **fields: Any) -> None:
     """The result, with versions, processor and threads."""
     environment = read_environment()

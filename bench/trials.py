@@ -20,7 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.common import random_data, report, search_rows
+import optuna
+
+from bench.common import random_data, report
 from bench.lan import Member, can_shape, lan
 from bench.limits import Share, shares
 from cuadrilla.home import Home
@@ -81,11 +83,11 @@ def main() -> None:
         for number, machine in enumerate(machines):
             folder = search(work / f"alone-{number}", trials=given.trials, steps=given.steps)
             machine.run("tune", str(folder))
-            alone.append(rate([row["time"] for row in search_rows(folder)]))
+            alone.append(rate([row["time"] for row in ended(folder)]))
         folder = search(work / "together", trials=3 * given.trials, steps=given.steps)
         together(machines, folder)
-        rows = search_rows(folder)
-        steady, whole = rates(rows, folder)
+        rows = ended(folder)
+        steady, whole = rates(rows)
     report(
         "trials",
         cores=cores,
@@ -150,17 +152,26 @@ def together(machines: list[_Machine], folder: Path) -> None:
             process.wait()
 
 
+def ended(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a search, from its storage, in the order in which they ended."""
+    trials = optuna.load_study(study_name="rung-0", storage=f"sqlite:///{folder / 'tune' / 'study.db'}").trials
+    rows = []
+    for trial in trials:
+        began, time = (each.timestamp() for each in (trial.datetime_start, trial.datetime_complete) if each)
+        rows.append({**trial.user_attrs["result"], "began": began, "time": time})
+    return sorted(rows, key=lambda row: row["time"])
+
+
 def rate(times: list[float]) -> float:
     """Trials per hour, from the end of the first to that of the last."""
     return 3600 * (len(times) - 1) / (times[-1] - times[0])
 
 
-def rates(rows: list[dict[str, Any]], folder: Path) -> tuple[float, float]:
+def rates(rows: list[dict[str, Any]]) -> tuple[float, float]:
     """Of all at work; and of the search as a whole, with the start of the others and its end."""
-    begun = [row["began"] for row in search_rows(folder)]
+    begun = [row["began"] for row in rows]
     warm = max(min(row["time"] for row in rows if row["place"] == place) for place in {row["place"] for row in rows})
-    last_begun = max(begun)
-    steady = [row["time"] for row in rows if warm <= row["time"] <= last_begun]
+    steady = [row["time"] for row in rows if warm <= row["time"] <= max(begun)]
     if len(steady) < 2:
         raise SystemExit("too few trials: more --trials, or fewer --steps")
     return rate(steady), 3600 * len(rows) / (rows[-1]["time"] - min(begun))

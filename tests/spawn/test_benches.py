@@ -45,7 +45,6 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "time_to_loss": "DATA --steps 4 --seeds 1 --speeds 2,1 --length 16 --only windows~of~4",
     "train": "--size micro --steps 3 --threads 1",
     "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
-    "tune": "TEXT --characters 20000 --vocabulary 300 --tokens 20000 --trials 1 --halving-trials 4 --rungs 2 --seeds 1",
 }
 
 

@@ -68,8 +68,12 @@ def queue(
     match action:
         case "add":
             if device and device not in DEVICES:
-                hint, known = "one of {known}", ", ".join(DEVICES)
-                raise ConfigError("{device!r} is no kind of device", device=device[:40], hint=hint, known=known)
+                raise ConfigError(
+                    "{device!r} is no kind of device",
+                    device=device[:40],
+                    hint="one of {known}",
+                    known=", ".join(DEVICES),
+                )
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
                 queue.add(added, on=tuple(on or ()), device=device)
         case "first" | "stop" | "remove":
