@@ -174,17 +174,6 @@ def test_the_state(tmp_path: Path, status: object, state: str) -> None:
         assert state_of(run) == "running"
 
 
-def test_a_process_of_another_host_is_believed_while_its_run_says_something(run: RunDir) -> None:
-    """A container of that name may be gone for good; nobody here can look for the process."""
-    run.lock.write_text(json.dumps({"pid": 1, "host": "nas"}))
-    assert state_of(run) == "running"
-    for path in run.nodes.iterdir():
-        os.utime(path, (START, START))
-    assert state_of(run) == "stopped"
-    with FolderLock(run.lock, purpose="a test"):
-        assert state_of(run) == "running"
-
-
 def test_where_no_run_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run"):
         open_run(tmp_path)

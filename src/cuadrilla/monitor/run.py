@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from cuadrilla.link.base import COORDINATOR, node_of
 from cuadrilla.monitor.follow import FileFollower, figures
 from cuadrilla.monitor.nodes import LINK_FIGURES, Line, NodeRows
 from cuadrilla.monitor.series import Series
-from cuadrilla.rundir import RunDir, is_abandoned, lock_owner, worker_of_node_file
+from cuadrilla.rundir import RunDir, is_abandoned, worker_of_node_file
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
@@ -36,8 +35,6 @@ POINTS, SHARE_POINTS = 1200, 300
 """Of a curve, and of each machine's shares: a page is not wider."""
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
 REFRESH_SECONDS = 0.5
-SILENT_SECONDS = 300.0
-"""Every few seconds a machine that trains writes how it is: sixty times as long, and a clock may be a little wrong."""
 QUIET_EVENTS = ("checkpoint",)
 
 Jobs = Callable[[bool], list[dict[str, Any]]]
@@ -82,7 +79,8 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        return self.run.path.resolve().name
+        path = self.run.path.resolve()
+        return f"{path.parent.name}/{path.name}" if self._jobs is not None and path.name == "tune" else path.name
 
     def refresh(self) -> None:
         """Take in what was written since; not more often than twice a second."""
@@ -297,24 +295,14 @@ def how_far(job: Mapping[str, Any]) -> str:
 
 
 def state_of(run: RunDir) -> str:
-    """What `status.json` says; whose process is gone, that one has stopped, whatever it says.
-
-    The lock of another host, or of a container, may not be seen from here: it is believed while its run says something.
-    """
-    with contextlib.suppress(OSError):  # there is no lock, or none that anybody of ours has made
-        is_elsewhere = lock_owner(run.lock).get("host") not in (None, socket.gethostname())
-        if not is_abandoned(run.lock) or (is_elsewhere and not _is_silent(run)):
+    """What `status.json` says; whose process is gone, that one has stopped, whatever it says."""
+    with contextlib.suppress(OSError):  # there is no lock
+        if not is_abandoned(run.lock):
             return RUNNING
     if not run.status.exists():
         return WAITING
     state = str(read_object(run.status).get("state"))
     return STOPPED if state in (RUNNING, "None") else state
-
-
-def _is_silent(run: RunDir) -> bool:
-    """Whether nothing has come from a run's machines for long; what has no such files says nothing by its nature."""
-    written = max(map(modified, run.nodes.glob("*.jsonl")), default=None)
-    return written is not None and time.time() - written > SILENT_SECONDS
 
 
 def _word(node: NodeRows | None, member: Attendance) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from cuadrilla.rundir import (
     read_regular,
     typed,
     write_atomic,
+    write_json,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.tune.folder import SearchFolder
@@ -233,6 +234,8 @@ def open_search(run_file: Path, *, sets: Sequence[str], executor: Executor) -> I
             yield Searching(base=base, folder=folder, search=search, executor=executor, rung_steps=steps)
         finally:
             executor.close()
+            state = "complete" if search.is_over else "stopped"
+            write_json(RunDir(folder.path).status, {"state": state}, private=True)
 
 
 def _settings(config: Config) -> dict[str, Any]:
