@@ -129,8 +129,11 @@ class RunQueue:
             state = STOPPED if said["stops"] else WAITING
         return QueuedRun(
             name=path.stem,
-            run=RunDir(Path(said.pop("run"))),
-            **{**said, "on": tuple(said["on"])},
+            run=RunDir(Path(said["run"])),
+            order=said["order"],
+            on=tuple(said["on"]),
+            device=said["device"],
+            stops=said["stops"],
             state=state,
             place=now.get("place", ""),
             reason=now.get("reason", "") if self._held or state in ENDED else "",

@@ -101,7 +101,7 @@ class Chart {
     this.box.hidden = !x.length || !lines.length;
     if (this.box.hidden || !this.box.clientWidth) return;
     this.lines = lines;
-    const made = JSON.stringify([lines.map(({ name, colour, faint, dots }) => [name, colour, faint, dots]), log, filled, label, language, document.documentElement.dataset.theme, x.length === 1]);
+    const made = JSON.stringify([lines.map(({ name, colour, faint, dots }) => [name, colour, faint, dots]), log, filled, label, language, isDark.matches, x.length === 1]);
     const data = [x, ...lines.map(({ values }) => values)];
     if (made === this.made) return this.plot.setData(data);
     this.plot?.destroy();

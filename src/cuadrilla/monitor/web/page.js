@@ -242,7 +242,6 @@ function show() {
   for (const element of document.querySelectorAll("[data-label]:not(td)")) element.setAttribute("aria-label", say(element.dataset.label));
   $("language").textContent = say("otherLanguage");
   $("language").lang = language === "es" ? "en" : "es";
-  $("theme").textContent = say(document.documentElement.dataset.theme === "dark" ? "toLight" : "toDark");
   if (problem) tell(...problem);
   showLive($("live").dataset.state ?? "connecting");
   showHead();
@@ -250,12 +249,6 @@ function show() {
 }
 
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-let theme = ""; // "": the system's
-
-function showTheme() {
-  document.documentElement.dataset.theme = theme || (isDark.matches ? "dark" : "light");
-  show();
-}
 
 function listen() {
   for (const name of TABS) $(`tab-${name}`).addEventListener("click", () => openTab(name));
@@ -266,11 +259,7 @@ function listen() {
     language = language === "es" ? "en" : "es";
     show();
   });
-  $("theme").addEventListener("click", () => {
-    theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    showTheme();
-  });
-  isDark.addEventListener("change", showTheme);
+  isDark.addEventListener("change", show);
   $("sample").addEventListener("input", () => {
     const place = Number($("sample").value);
     sampleAt = place === data.samples.length - 1 ? null : data.samples[place].number;
@@ -326,13 +315,13 @@ function thaw() {
   take(FROZEN.news);
   options($("run"), [["", data.head.name]]);
   readAddress();
-  showTheme();
+  show();
   told(FROZEN.news);
 }
 
 function look() {
   if (!readAddress()) try { token = sessionStorage.getItem(TOKEN) ?? ""; } catch { /* as above */ }
-  showTheme();
+  show();
   if (token) start();
   else askForToken(null);
   watchRuns();

@@ -10,7 +10,7 @@ const HOT_CELSIUS = 90;
 /** Columns: what a machine has there, as text; `fill` puts more into a cell that has some. */
 const JOB = { key: "job", name: "job", of: (machine) => machine.job };
 const PHASE = { key: "phase", of: (machine) => (machine.phase ? named(machine.phase) : "") };
-const SHARE = { key: "share", number: true, of: (machine) => (machine.here && machine.works ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
+const SHARE = { key: "share", number: true, of: (machine) => (machine.here && known(machine.share) ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
 const SPEED = { key: "speed", number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") };
 const WAITS = { key: "waits", number: true, of: (machine) => ratio(machine.waiting_part, 1) };
 const USAGE = [

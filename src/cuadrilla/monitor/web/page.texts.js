@@ -3,8 +3,6 @@ const TEXTS = {
   skip: ["Skip to the content", "Saltar al contenido"],
   pages: ["Pages", "Páginas"],
   otherLanguage: ["Español", "English"],
-  toDark: ["Dark", "Oscuro"],
-  toLight: ["Light", "Claro"],
   run: ["Run", "Entrenamiento"],
   crew: ["Crew", "Cuadrilla"],
   train: ["Run", "Entrenamiento"],

@@ -229,15 +229,10 @@ async function readCurves() {
 
 /** All versions of those that are compared, and of each its values there. */
 function aligned(keys, column, shown) {
-  const x = [...new Set(keys.flatMap((key) => curves.get(key).x))].sort((one, other) => one - other);
-  const places = new Map(x.map((version, place) => [version, place]));
-  const lines = keys.map((key, index) => {
-    const { x: own, columns } = curves.get(key);
-    const values = new Array(x.length).fill(null);
-    shown(columns.get(column) ?? []).forEach((value, at) => { values[places.get(own[at])] = value; });
-    return { name: key, values, colour: COLOURS[index % COLOURS.length] };
-  });
-  return [x, lines.filter(({ values }) => values.some((value) => value !== null))];
+  const own = keys.filter((key) => curves.get(key).columns.has(column));
+  if (!own.length) return [[], []];
+  const [x, ...values] = uPlot.join(own.map((key) => [curves.get(key).x, shown(curves.get(key).columns.get(column))]));
+  return [x, own.map((key, index) => ({ name: key, values: values[index].map((value) => value ?? null), colour: COLOURS[keys.indexOf(key) % COLOURS.length] }))];
 }
 
 function showComparison() {
