@@ -233,11 +233,6 @@ def resealed(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}))
 
 
-def no_tensors(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    resealed(folder)
-
-
 def not_finite(file: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         tensors = safetensors.torch.load_file(folder / file)
@@ -255,16 +250,9 @@ def bit_flip(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(raw)
 
 
-def no_manifest(folder: Path) -> None:
-    (folder / MANIFEST).write_text("[]")
-
-
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "no tensors": no_tensors,
     "weights that are not finite": not_finite("model.safetensors"),
-    "an optimizer that is not finite": not_finite("optimizer.safetensors"),
     "a flipped bit": bit_flip,
-    "a list as a manifest": no_manifest,
 }
 
 

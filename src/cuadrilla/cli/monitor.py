@@ -104,7 +104,7 @@ def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 class _Run:
     def __init__(self, folder: Path) -> None:
-        self._reader = open_run(folder, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
+        self._reader = open_run(folder.resolve(), queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
 
     def data(self) -> dict[str, Any]:
         return self._reader.data(now=time.time())
