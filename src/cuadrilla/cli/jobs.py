@@ -6,7 +6,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ from cuadrilla.rundir import FolderLock, RunDir, make_private
 from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
+    from cuadrilla.config import Config
     from cuadrilla.jobs.crew import CrewExecutor
     from cuadrilla.jobs.local import LocalExecutor
-    from cuadrilla.plan.devices import Use
 
 LOOK_SECONDS = 0.2
 
@@ -85,46 +85,26 @@ def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], No
         yield
 
 
-def local_executor(run_file: Path, sets: list[str], *, together: int) -> "LocalExecutor":
-    """The executor of this machine for runs like this one: `together` at once, or one on each accelerator, or one.
-
-    Raises ConfigError, DeviceError.
+def local_executor(*, logs: Path, config: "Config | None" = None, together: int = 0) -> "LocalExecutor":
+    """The executor of this machine, for runs of this configuration or for any: `together` at once, or one on each
+    accelerator, or one; cores are divided. Raises DeviceError.
     """
     from cuadrilla.crew.devices import choose_uses
-
-    config = read_run_file(run_file, sets=sets, as_new=True).config
-    on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
-    if config.train.device != "auto":
-        on_cards = []
-    logs = run_file.parent / "tune" / "logs"
-    return _local(on_cards, number=together or len(on_cards) or 1, threads=config.train.threads, logs=logs)
-
-
-def executor_here(*, logs: Path) -> "LocalExecutor":
-    """The executor of this machine for any runs: one on each accelerator, or one. Raises DeviceError."""
-    from cuadrilla.crew.devices import choose_uses
-
-    on_cards = [use for use in choose_uses().uses if use.device not in ("", "cpu")]
-    return _local(on_cards, number=len(on_cards) or 1, threads=0, logs=logs)
-
-
-def _local(on_cards: "Sequence[Use]", *, number: int, threads: int, logs: Path) -> "LocalExecutor":
-    """`threads` of each place without a card; 0: as many as it has cores."""
     from cuadrilla.crew.equipment import num_cores
     from cuadrilla.jobs.local import LocalExecutor, LocalPlace
 
-    threads = threads or (0 if on_cards else max(1, num_cores() // number))
+    on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
+    if config is not None and config.train.device != "auto":
+        on_cards = []
+    number = together or len(on_cards) or 1
+    threads = (config.train.threads if config else 0) or (0 if on_cards else max(1, num_cores() // number))
     places = []
     for at in range(number):
-        use = on_cards[at % len(on_cards)] if on_cards else None
-        places.append(
-            LocalPlace(
-                name=f"place-{at + 1}",
-                device=use.device if use else "",
-                threads=use.threads if use else threads,
-                environment=use.environment if use else {},
-            )
-        )
+        name, use = f"place-{at + 1}", on_cards[at % len(on_cards)] if on_cards else None
+        if use is None:
+            places.append(LocalPlace(name=name, threads=threads, environment={}))
+        else:
+            places.append(LocalPlace(name=name, device=use.device, threads=use.threads, environment=use.environment))
     return LocalExecutor(places, logs=logs)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_executor, executor_here
+from cuadrilla.cli.jobs import crew_executor, local_executor
 from cuadrilla.cli.output import emit_table, say
 from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
@@ -133,7 +133,7 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
     with ExitStack() as stack:
         stack.enter_context(FolderLock(folder / LOCK, purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses))
-        own: list[Executor] = [executor_here(logs=folder / "logs")] if here else []
+        own: list[Executor] = [local_executor(logs=folder / "logs")] if here else []
         executor = Executors([*own, others])
         stack.callback(executor.close)
         work = QueueWork(queue, executor, tell=_tell)

@@ -17,6 +17,7 @@ from cuadrilla.cli.stopping import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
+from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.executor import Executor
@@ -61,7 +62,9 @@ def tune(
             raise ConfigError("--not-here is for --crew", hint="add --crew, or leave it out")
         parts: list[Executor] = []
         if here:
-            parts.append(local_executor(run_file, sets or [], together=together))
+            config = read_run_file(run_file, sets=sets or [], as_new=True).config
+            logs = run_file.parent / "tune" / "logs"
+            parts.append(local_executor(logs=logs, config=config, together=together))
         if crew:
             folder = run_file.parent.resolve() / "tune"
             parts.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
