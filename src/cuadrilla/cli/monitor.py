@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -28,12 +28,7 @@ FIRST_SECONDS = 0.5
 """The processor's figure is a mean since the sample before."""
 
 
-class _Source(Protocol):
-    """What is watched: this machine, or a run."""
-
-    def data(self) -> dict[str, Any]: ...
-
-    def screen(self, now: dict[str, Any], *, width: int | None) -> RenderableType: ...
+Data = dict[str, Any]
 
 
 def monitor(
@@ -57,10 +52,12 @@ def monitor(
     options.json |= json
     with _ends_quietly():
         if run is not None:
-            _watch(_Run(run if run.is_dir() else run.parent), interval, once=once)
+            folder = (run if run.is_dir() else run.parent).resolve()
+            reader = open_run(folder, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
+            _watch(lambda: reader.data(now=time.time()), run_screen, interval, once=once)
             return
         with Sampler(folder=Path()) as sampler:
-            _watch(_ThisMachine(sampler), interval, once=once)
+            _watch(_ThisMachine(sampler).data, machine_screen, interval, once=once)
 
 
 @contextlib.contextmanager
@@ -70,7 +67,7 @@ def _ends_quietly() -> Iterator[None]:
         yield
 
 
-def _watch(source: _Source, interval: float, *, once: bool) -> None:
+def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interval: float, *, once: bool) -> None:
     console = Console(file=stdout(), highlight=False)
     is_drawn = console.is_terminal and not console.is_dumb_terminal and not options.json
     show: Callable[[RenderableType], None] = console.print if is_drawn else emit_lines
@@ -79,11 +76,12 @@ def _watch(source: _Source, interval: float, *, once: bool) -> None:
             show = stack.enter_context(_redrawn(console))
         following = time.monotonic()
         while True:
-            now = source.data()
+            now = read()
             if options.json:
                 emit_json_line(now)
             else:
-                show(source.screen(now, width=console.width if is_drawn else None))
+                clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
+                show(draw(now, clock=clock, width=console.width if is_drawn else None))
             if once:
                 return
             following = max(following + interval, time.monotonic())
@@ -102,17 +100,6 @@ def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
             console.print(last)
 
 
-class _Run:
-    def __init__(self, folder: Path) -> None:
-        self._reader = open_run(folder.resolve(), queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
-
-    def data(self) -> dict[str, Any]:
-        return self._reader.data(now=time.time())
-
-    def screen(self, now: dict[str, Any], *, width: int | None) -> RenderableType:
-        return run_screen(now, clock=_clock(now["time"]), width=width)
-
-
 class _ThisMachine:
     """With the crew that it coordinates."""
 
@@ -123,16 +110,13 @@ class _ThisMachine:
         sampler.sample()
         time.sleep(FIRST_SECONDS)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> Data:
         usage, now = whole_usage_data(self._sampler.sample()), time.time()
         found = {"time": now, "machine": self._name, "processor": self._processor, **usage}
         found["gpus_silent"] = self._sampler.gpus_silent
         nodes = self._nodes()
         crew = self._crew(nodes, now=now)
         return found | ({"nodes": nodes} if nodes else {}) | ({"crew": crew} if crew else {})
-
-    def screen(self, now: dict[str, Any], *, width: int | None) -> RenderableType:
-        return machine_screen(now, clock=_clock(now["time"]), width=width)
 
     def _nodes(self) -> list[str]:
         """Those that have joined the crew of this machine. Raises LinkError."""
@@ -142,7 +126,7 @@ class _ThisMachine:
 
         return sorted(AllowList(self._home.nodes).nodes())
 
-    def _crew(self, nodes: list[str], *, now: float) -> dict[str, Any] | None:
+    def _crew(self, nodes: list[str], *, now: float) -> Data | None:
         """What it does now, with those of its nodes that are not there; None: nothing."""
         folder = read_object(self._home.open_file).get("run")
         if folder is None:
@@ -151,7 +135,3 @@ class _ThisMachine:
             self._reader = open_run(Path(folder), queue=self._home.queue, tail_bytes=TAIL_BYTES)
         found = self._reader.data(now=now, nodes=nodes, paused=self._home.paused_nodes)
         return found if found["state"] == RUNNING else None
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
