@@ -99,6 +99,7 @@ class Search:
             return
         trial = None if frozen.state.is_finished() else Trial(self._studies[rung], frozen._trial_id)
         if trial is not None and rung == 0:
+            self._studies[0].sampler = self._sampler(frozen.number)
             self._space.suggest(trial)
         values = frozen.params if trial is None else trial.params
         job = self._note(Job(trial=frozen.user_attrs.get("trial", frozen.number), rung=rung, values=dict(values)))

@@ -167,8 +167,11 @@ def kept_step(run: RunDir) -> int:
 
 def discard_weights(run: RunDir, *, all_of_them: bool) -> None:
     """Free the disk of a run that is finished: all its checkpoints, or all but the one that a longer run needs."""
+    there = list(run.checkpoints.glob("v*"))
+    if not all_of_them and len(there) < 2:
+        return
     needed = "" if all_of_them else f"v{kept_step(run):08d}"
-    for path in run.checkpoints.glob("v*"):
+    for path in there:
         if path.name != needed:
             shutil.rmtree(path, ignore_errors=True)
     for folder in (run.journal, run.tensorboard):
