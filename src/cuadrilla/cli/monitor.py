@@ -91,13 +91,17 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
 @contextlib.contextmanager
 def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     """A terminal's other screen, drawn again with each sample; the last one stays on the first."""
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
-        try:
-            yield lambda screen: live.update(screen, refresh=True)
-        finally:
-            last = live.renderable
-            live.stop()
-            console.print(last)
+    shown: list[RenderableType] = [""]
+
+    def show(screen: RenderableType) -> None:
+        shown[0] = screen
+        live.update(screen, refresh=True)
+
+    try:
+        with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
+            yield show
+    finally:
+        console.print(shown[0])
 
 
 class _ThisMachine:

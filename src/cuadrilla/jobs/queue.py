@@ -66,7 +66,7 @@ class RunQueue:
         found = [run for path in paths if (run := self._read(path))]
         return sorted(found, key=lambda run: (run.order, run.name))
 
-    def add(self, run: RunDir, *, on: tuple[str, ...] = (), device: str = "") -> None:
+    def add(self, run: RunDir, *, on: tuple[str, ...] = (), device: str = "") -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
         self.require_free(run)
         path = run.path.resolve()
@@ -75,6 +75,7 @@ class RunQueue:
         make_private(self._folder)
         self._now(added.name).unlink(missing_ok=True)
         self._write(added)
+        return added
 
     def require_free(self, run: RunDir) -> None:
         """Raises ConfigError while a machine has it."""
