@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -50,27 +50,31 @@ PATIENCE_SECONDS = 180.0
 
 
 class Machine:
-    """A member of the network with its share of the processor and a home folder."""
+    """A member of the network with its share of the processor and a home folder. `talk`: what its processes say."""
 
-    def __init__(self, member: Member, share: Share, home: Path) -> None:
+    def __init__(self, member: Member, share: Share | None, home: Path, *, talk: Path | None = None) -> None:
         self.member, self.share, self.home = member, share, home
+        self.prefix = (*(share.prefix if share else ()), *member.prefix)
+        self.environment = {**os.environ, "CUADRILLA_HOME": str(home), "OMP_NUM_THREADS": "1"}
+        self.talk = talk or Path(os.devnull)
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *arguments: str, says: str = "") -> None:
-        command = [*self.share.prefix, *self.member.prefix, sys.executable, "-m", "cuadrilla", *arguments]
-        environment = {**os.environ, "CUADRILLA_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
-        nowhere = subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere
-        )
+        command = [*self.prefix, sys.executable, "-m", "cuadrilla", *arguments]
+        with self.talk.open("a") as talk:
+            self.process = subprocess.Popen(
+                command, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=talk, stderr=talk
+            )
         assert self.process.stdin is not None
         self.process.stdin.write(says)
         self.process.stdin.close()
 
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def ask(self, *arguments: str) -> str:
         command = [*self.member.prefix, sys.executable, "-m", "cuadrilla", *arguments]
-        environment = {**os.environ, "CUADRILLA_HOME": str(self.home)}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True).stdout
 
     def coordinator(self) -> psutil.Process:
         assert self.process is not None
@@ -81,9 +85,12 @@ class Machine:
         if self.process is None:
             return
         with_children = [psutil.Process(self.process.pid)] if psutil.pid_exists(self.process.pid) else []
-        for process in [*(child for one in with_children for child in one.children(recursive=True)), *with_children]:
-            process.kill()
+        with_children = [*(child for one in with_children for child in one.children(recursive=True)), *with_children]
+        for process in with_children:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
+        psutil.wait_procs(with_children, timeout=PATIENCE_SECONDS)  # or their control group could not be removed
 
 
 class Crew:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 CARD, LAN = "card", "10.77.0."
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
 FRAME_BYTES, SEGMENT_BYTES = 1514, 1448  # what tbf counts of a full Ethernet frame, and the TCP payload in it
-BURST_BYTES = 131072  # above a segment of 64 KiB as the kernel hands it to the card
-QUEUE_BYTES = 1_000_000
+BURST_BYTES, QUEUE_BYTES = 131072, 1_000_000  # the first above a segment of 64 KiB as the kernel hands it to the card
+SLOW, SLOW_BURST_BYTES, SLOW_QUEUE_BYTES = 30e6, 16384, 200_000  # where the others are a good part of a second
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def _plug_in(name: str, *, switch: str, index: int, rate: str) -> None:
 
 def limit_rate(place: str, device: str, rate: str) -> None:
     """What a card may send from now on; for both directions of a cable, both its ends."""
-    limits = ["rate", rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+    is_slow = bits_per_second(rate) < SLOW
+    burst, queue = (SLOW_BURST_BYTES, SLOW_QUEUE_BYTES) if is_slow else (BURST_BYTES, QUEUE_BYTES)
+    limits = ["rate", rate, "burst", str(burst), "limit", str(queue)]
     subprocess.run(["tc", "-n", place, "qdisc", "replace", "dev", device, "root", "tbf", *limits], check=True)
 
 

@@ -42,7 +42,8 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300 "
     "--teacher 0.1 0 --teacher-set model.layers=1 --taught-set train.teacher_share=0.7",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
-    "time_to_loss": "DATA --steps 4 --seeds 1 --speeds 2,1 --length 16 --only windows~of~4",
+    "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8,0.4 --batch 6 --length 16 --layers 1 --width 32 "
+    "--link 100mbit --pace 1 --only exact,~no~limit;windows~of~2;ddp",
     "train": "--size micro --steps 3 --threads 1",
     "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
 }

@@ -1,0 +1,151 @@
+"""The other trainings of `bench.time_to_loss`: a rank of plain PyTorch, with an equal share of the run's global batch.
+
+* `ddp`: DistributedDataParallel over gloo; gradients add up locally (`no_sync`) but for the last pass of a step.
+* `torchft`: its DiLoCo, each rank a replica group; outer Nesterov of 0.7 and 0.9 as in its own tests, one bucket.
+
+Model, data, passes, clipping, schedule and (inner) optimizer are those of the run. A rank says that it is ready,
+trains when it is told to, and answers with its training losses, the seconds of each step and the held-out loss.
+"""
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.common import configure
+from bench.lan import CARD
+from cuadrilla.data.loader import UnitLoader
+from cuadrilla.model.task import loss_of
+from cuadrilla.sync.strategy import trainable
+from cuadrilla.train.evaluate import evaluate
+from cuadrilla.train.setup import equip, make_model_to_train, make_task
+
+PATIENCE = timedelta(minutes=30)
+LIMIT_SECONDS = 7200.0  # a process that is still there then says where it hangs, and ends
+
+
+class Rank:
+    def __init__(self, *, kind: str, config: str, rank: int, addresses: list[str], port: int, **more: Any) -> None:
+        """`more`: `steps`; of torchft also `every`, the steps of a window, and `lighthouse`."""
+        self._kind, self._config, self._rank, self._more = kind, configure(config), rank, more
+        self._address, self._workers = addresses[rank], len(addresses)
+        task = make_task(self._config, Path("/"))
+        self._made = equip(self._config, task, make_model_to_train(self._config, task))
+        self._loader = UnitLoader(
+            task.data("train"), seed=self._config.run.seed, unit_sequences=1, device=self._made.device
+        )
+        self._module: nn.Module = _Loss(task, self._made.model)
+        os.environ["GLOO_SOCKET_IFNAME"] = CARD
+        if kind == "ddp":
+            store = dist.TCPStore(addresses[0], port, world_size=self._workers, is_master=rank == 0)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=self._workers)
+            self._module = DistributedDataParallel(self._module)
+        else:
+            socket.gethostname = lambda: addresses[rank]  # the others dial it, and in namespaces all have one name
+            self._store = dist.TCPStore(self._address, port, is_master=True, wait_for_workers=False)
+
+    def train(self) -> dict[str, Any]:
+        made, found = self._made, dict[str, list[float]](losses=[], seconds=[])
+        optimizer = _Stepping(made.model, made.recipe.make_optimizer(trainable(made.model)))
+        with nullcontext() if self._kind == "ddp" else self._diloco(optimizer):
+            for step in range(self._more["steps"]):
+                began = time.monotonic()
+                found["losses"].append(self._pass_all(step))
+                nn.utils.clip_grad_norm_(made.model.parameters(), made.recipe.clip_norm)
+                optimizer.factor = made.recipe.lr_factor((step + 1) * made.recipe.round_tokens)
+                optimizer.step()
+                found["seconds"].append(time.monotonic() - began)
+        sequences = 0 if self._rank else self._config.evaluate.sequences
+        places = {"device": made.device, "precision": made.precision}
+        return {
+            **found,
+            "val_loss": sequences and evaluate(made.task, made.model, sequences=sequences, **places)["loss"],
+        }
+
+    def _pass_all(self, step: int) -> float:
+        """Gradients of this rank's share, divided by its tokens; its mean loss."""
+        batch, size = (
+            self._config.train.batch_sequences,
+            self._made.kernels.pass_tokens // self._made.task.defaults.length,
+        )
+        share, tokens, total = batch // self._workers, self._made.recipe.round_tokens / self._workers, 0.0
+        first = step * batch + self._rank * share
+        self._module.zero_grad()
+        for begin in range(first, first + share, size):
+            end = min(begin + size, first + share)
+            with self._module.no_sync() if self._kind == "ddp" and end < first + share else nullcontext():
+                loss = self._module(self._loader.batch(self._loader.indices(range(begin, end)))) / tokens
+                loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _diloco(self, inner: torch.optim.Optimizer) -> Any:
+        from torchft import Manager, ProcessGroupGloo
+        from torchft.local_sgd import DiLoCo
+
+        model = self._made.model
+        manager = Manager(
+            pg=ProcessGroupGloo(timeout=PATIENCE), min_replica_size=self._workers, use_async_quorum=False,
+            load_state_dict=model.load_state_dict, state_dict=model.state_dict, replica_id=str(self._rank), rank=0,
+            world_size=1, store_addr=self._address, store_port=self._store.port, hostname=self._address,
+            init_sync=False, lighthouse_addr=self._more["lighthouse"], timeout=PATIENCE, quorum_timeout=PATIENCE,
+        )  # fmt: skip
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        return DiLoCo(manager, [model], inner, outer, sync_every=self._more["every"], use_bucketization=True)
+
+
+class _Loss(nn.Module):
+    """The task's summed loss as a module: what DDP wraps."""
+
+    def __init__(self, task: Any, model: nn.Module) -> None:
+        super().__init__()
+        self._task, self.model = task, model
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return loss_of(self._task, self.model, batch)[0]
+
+
+class _Stepping(torch.optim.Optimizer):
+    """The run's optimizer, as torchft wants one."""
+
+    def __init__(self, model: nn.Module, stepper: Any) -> None:
+        super().__init__(model.parameters(), {})
+        self._stepper, self.factor = stepper, 1.0
+
+    def step(self, _closure: Any = None) -> None:
+        self._stepper.step(self.factor)
+
+
+def lighthouse(*, bind: str, replicas: int) -> Any:
+    from torchft.coordination import LighthouseServer
+
+    return LighthouseServer(bind=bind, min_replicas=replicas)
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
+    torch.set_num_threads(1)
+    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
+    os.dup2(2, 1)
+    specification = json.loads(sys.argv[1])
+    part = lighthouse(**specification) if "bind" in specification else Rank(**specification)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    if sys.stdin.readline():
+        print(json.dumps(part.train()), file=answers, flush=True)
+    sys.stdin.readline()  # the others may still need this one
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
