@@ -119,13 +119,14 @@ class Race:
 
 @dataclass(kw_only=True)
 class Trained:
-    """`seconds`: of all steps at the settled pace. `workers`: in the last version. `held_out`: steps and their loss.
-    `losses`: of training, in each version.
+    """`seconds`: of all steps at the settled pace. `workers`: in the last version. `timed`: versions that were; with 0
+    it is too short a run, and the last one stands for all. `held_out`: steps and their loss. `losses`: of training.
     """
 
     loss: float
     seconds: float
     workers: int
+    timed: int
     held_out: list[list[float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
@@ -249,12 +250,14 @@ def ended_well(machine: Machine) -> None:
 def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, loss: float | None = None) -> Trained:
     """By its metrics. `begun`: the step at which all had come. `loss`: where it is known from another run."""
     rows = last_rows(run.metrics)
-    timed = [row for row in rows if row["version"] > begun + SETTLE] or rows[-1:]
+    settled = [row for row in rows if row["version"] > begun + SETTLE]
+    timed = settled or rows[-1:]
     rate = sum(row["tokens_per_second"] * row["seconds"] for row in timed) / sum(row["seconds"] for row in timed)
     return Trained(
         loss=rows[-1]["val_loss"] if loss is None else loss,
         seconds=race.steps * batch * race.length / rate,
         workers=rows[-1]["workers"],
+        timed=len(settled),
         held_out=[[row["tokens"] / (batch * race.length), row["val_loss"]] for row in rows if "val_loss" in row],
         losses=[row["loss"] for row in rows],
         busy=meter.busy,
@@ -354,6 +357,7 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
         loss=answers[0]["val_loss"],
         seconds=race.steps * statistics.fmean(timed),
         workers=len(answers),
+        timed=len(timed),
         losses=[statistics.fmean(each) for each in zip(*(answer["losses"] for answer in answers), strict=True)],
         busy=meter.busy,
         mbit=meter.mbit,
