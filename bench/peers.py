@@ -63,7 +63,7 @@ class Rank:
                 began = time.monotonic()
                 found["losses"].append(self._pass_all(step))
                 nn.utils.clip_grad_norm_(made.model.parameters(), made.recipe.clip_norm)
-                optimizer.factor = made.recipe.lr_factor((step + 1) * made.recipe.round_tokens)
+                optimizer.factor = made.recipe.lr_factor(step + 1)
                 optimizer.step()
                 found["seconds"].append(time.monotonic() - began)
         sequences = 0 if self._rank else self._config.evaluate.sequences
@@ -79,7 +79,7 @@ class Rank:
             self._config.train.batch_sequences,
             self._made.kernels.pass_tokens // self._made.task.defaults.length,
         )
-        share, tokens, total = batch // self._workers, self._made.recipe.round_tokens / self._workers, 0.0
+        share, tokens, total = batch // self._workers, self._made.length.step_tokens / self._workers, 0.0
         first = step * batch + self._rank * share
         self._module.zero_grad()
         for begin in range(first, first + share, size):
