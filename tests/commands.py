@@ -1,5 +1,6 @@
 """The `train` command: a small run of one's own, trained here, or started in a process, watched and stopped."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -118,8 +119,9 @@ def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = 
 
     `begun_in`: where the first versions were made, whose rows are not looked at.
     """
-    versions = [row["version"] for row in last_rows(run.metrics)]
-    assert versions == list(range(versions[0] if begun_in else 1, versions[-1] + 1))
+    rows = last_rows(run.metrics)
+    versions, steps = [row["version"] for row in rows], [row.get("steps", 1) for row in rows]
+    assert versions == list(itertools.accumulate(steps[1:], initial=versions[0] if begun_in else steps[0]))
     with tempfile.TemporaryDirectory() as folder:
         alone = RunDir(Path(folder))
         for path in (begun_in or run).path.glob("*"):

@@ -87,7 +87,7 @@ def test_strict_windows_survive_a_killed_worker_and_a_killed_coordinator(run: Ru
     wait_for(lambda: bool(events(run, "left")), crew)
     wait_for(goes_on(run), crew)
     coordinator(crew).kill()
-    wait_for(goes_on(run, steps=20), crew)
+    wait_for(goes_on(run, steps=80), crew)
     stop(crew)
     rows = last_rows(run.metrics)
     assert [row["version"] for row in rows] == list(range(4, 4 * len(rows) + 1, 4))
