@@ -68,6 +68,8 @@ batch_sequences = {batch}
 unit_sequences = 1
 precision = "fp32"
 threads = 1
+[sync]
+kind = "exact"
 [evaluate]
 sequences = 256
 every_tokens = {every}
@@ -119,8 +121,8 @@ class Race:
 
 @dataclass(kw_only=True)
 class Trained:
-    """`seconds`: of all steps at the settled pace. `workers`: in the last version. `timed`: versions that were; with 0
-    it is too short a run, and the last one stands for all. `held_out`: steps and their loss. `losses`: of training.
+    """`seconds`: of all steps at the settled pace. `workers`: in the last round. `timed`: rounds that were; with 0 it
+    is too short a run, and the last one stands for all. `held_out`: steps and their loss. `losses`: of training.
     """
 
     loss: float
@@ -248,9 +250,9 @@ def ended_well(machine: Machine) -> None:
 
 
 def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, loss: float | None = None) -> Trained:
-    """By its metrics. `begun`: the step at which all had come. `loss`: where it is known from another run."""
+    """By its metrics. `begun`: how many rounds there had been when all had come. `loss`: where another run has it."""
     rows = last_rows(run.metrics)
-    settled = [row for row in rows if row["version"] > begun + SETTLE]
+    settled = rows[begun + SETTLE :]
     timed = settled or rows[-1:]
     rate = sum(row["tokens_per_second"] * row["seconds"] for row in timed) / sum(row["seconds"] for row in timed)
     return Trained(
@@ -305,9 +307,9 @@ def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None =
             wait_for(lambda: joined(run) >= 1)
         wait_for(lambda: joined(run) >= len(there.machines) or not lead.running())
         there.limit()
-        begun = version(run)
+        begun = rounds(run)
         with there.meter() as meter:
-            while lead.running() and (loss is None or version(run) < begun + SETTLE + race.pace):
+            while lead.running() and (loss is None or rounds(run) < begun + SETTLE + race.pace):
                 time.sleep(LOOK_SECONDS / 4)
         if loss is None:
             ended_well(lead)
@@ -318,9 +320,8 @@ def joined(run: RunDir) -> int:
     return len({row["worker"] for row in read_jsonl(run.events) if row["event"] == "joined"})
 
 
-def version(run: RunDir) -> int:
-    rows = last_rows(run.metrics)
-    return int(rows[-1]["version"]) if rows else 0
+def rounds(run: RunDir) -> int:
+    return len(last_rows(run.metrics))
 
 
 def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True) -> Trained:
