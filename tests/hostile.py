@@ -28,6 +28,7 @@ from cuadrilla.link.base import (
     Hello,
     Lease,
     NodeReport,
+    Offer,
     Progress,
     SaidLine,
     Stop,
@@ -38,7 +39,6 @@ from cuadrilla.link.base import (
 from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
 from cuadrilla.link.client import TOLD, Connection
 from cuadrilla.link.identity import SERVER_NAME, Identity
-from cuadrilla.link.offer import Offer
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.standby import StandbyServer
 

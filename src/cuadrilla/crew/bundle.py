@@ -19,9 +19,8 @@ from cuadrilla.crew.contents import bring
 from cuadrilla.data.shards import TOKENIZER, data_files
 from cuadrilla.errors import CheckpointError, DataError, TaskError
 from cuadrilla.home import Home
-from cuadrilla.link.base import Refused
+from cuadrilla.link.base import Offer, OfferedFile, Refused, RunDescription, offered
 from cuadrilla.link.client import Connection
-from cuadrilla.link.offer import Offer, OfferedFile, RunDescription, offered
 from cuadrilla.model import weights
 from cuadrilla.rundir import RunDir, file_sha256, typed
 from cuadrilla.runfile import dump, load_dumped

@@ -11,9 +11,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from cuadrilla.home import Home
-from cuadrilla.link.base import Refused
+from cuadrilla.link.base import OfferedFile, Refused
 from cuadrilla.link.client import Connection
-from cuadrilla.link.offer import OfferedFile
 from cuadrilla.messages import Message
 from cuadrilla.rundir import file_sha256, make_private, storage_errors
 

@@ -10,10 +10,9 @@ from cuadrilla.config import Config
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import KnownTerm
+from cuadrilla.link.base import KnownTerm, RunDescription
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, load_node
-from cuadrilla.link.offer import RunDescription
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config

@@ -16,9 +16,9 @@ from cuadrilla.doctor.diagnosis import Diagnosis, fail, ok, warn
 from cuadrilla.doctor.here import Here
 from cuadrilla.doctor.wsl import lets_in
 from cuadrilla.errors import LinkError
-from cuadrilla.host.card import near, tunnel_out
+from cuadrilla.host.card import tunnel_out
 from cuadrilla.host.container import read_text
-from cuadrilla.link.address import local_address
+from cuadrilla.link.address import choices, local_address
 from cuadrilla.messages import Message
 
 SMALL_MTU = 1280  # the least that IPv6 allows; VPNs stay above it
@@ -50,9 +50,8 @@ def address(here: Here) -> Iterator[Diagnosis]:
 
 def _choice(here: Here) -> str:
     """The command that names an address where `cuadrilla up` does not choose by itself."""
-    tunnels = [address for card in here.cards if card.is_tunnel for address in card.addresses if ":" not in address]
-    best = near(here.cards) or [f"[{address}]" for address in near(here.cards, version=6)] or tunnels
-    return _up(best[0]) if best else ""
+    found = choices(here.cards)
+    return _up(found[0]) if found else ""
 
 
 def vpn(here: Here) -> Iterator[Diagnosis]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cuadrilla.crew.bundle import offer_whole
 from cuadrilla.errors import LinkError
+from cuadrilla.link.base import offered
 from cuadrilla.link.jobs import CHECKPOINT_FILE, METRICS, Assignment
-from cuadrilla.link.offer import offered
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import FolderLock, RunDir, file_sha256, write_json

@@ -37,8 +37,8 @@ from cuadrilla.link.jobs import (
     JobNews,
     Keep,
     Recall,
+    take_file,
 )
-from cuadrilla.link.offer import take_file
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message

@@ -30,7 +30,7 @@ from cuadrilla.crew.worker import LEAVES, in_session, serve_sessions
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.local import LocalExecutor, LocalPlace
-from cuadrilla.link.base import Goodbye, Hello, Refused, Stop
+from cuadrilla.link.base import Goodbye, Hello, Refused, RunDescription, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import (
     COMPLETE,
@@ -45,7 +45,6 @@ from cuadrilla.link.jobs import (
     Row,
     usable_row,
 )
-from cuadrilla.link.offer import RunDescription
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use

@@ -16,7 +16,7 @@ from cuadrilla.host.card import NetworkCard, near, read_cards, tunnel_out, way_o
 from cuadrilla.messages import Message
 
 DEFAULT_PORT = 47470
-BIND_SECONDS, BIND_PAUSE_SECONDS = 15.0, 0.2
+BIND_SECONDS, BIND_PAUSE_SECONDS = 3.0, 0.2
 _PARTS = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})")
 _LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
@@ -76,10 +76,8 @@ def canonical_host(host: str) -> str:
         problem = "{host!r} is neither a machine's name nor an address"
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is None:
         address = address.ipv4_mapped or address  # spelled differently by different versions of Python
-    if address.is_unspecified:
-        problem = "{host!r} means every address of a machine; nobody can dial it"
-    if "%" in text:
-        problem = "{host!r} holds the name of a network card, which is another elsewhere"
+    if address.is_unspecified or "%" in text:
+        problem = "{host!r} is no address that other machines can dial"
     if problem:
         hint = "give the address of the coordinator on your network, such as 192.168.1.20"
         raise LinkError(problem, host=host, hint=hint)
@@ -123,47 +121,24 @@ def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
         return out
     found = (near([card for card in cards if card.has_router]) if tunnel else []) or near(cards)
     if len(found) != 1:
-        raise _undecided(found, cards, tunnel)
+        raise _undecided(cards)
     return found[0]
-
-
-def beside_a_vpn(listens: Address) -> list[Message]:
-    """What to say of this address where the way out of this machine is a VPN, and it is not in there."""
-    out = way_out()
-    tunnel = tunnel_out(out, read_cards())
-    if tunnel is None or listens.host in tunnel.addresses:
-        return []
-    return [
-        Message(
-            "the way out of this machine is {card}, a VPN or a modem; the crew is at {address}, on the local network. "
-            "If the others are in the VPN too: cuadrilla up ... --listen {out}",
-            card=tunnel.name,
-            address=listens,
-            out=out,
-        )
-    ]
 
 
 def check_free(address: str) -> None:
     """Raises LinkError when nobody can listen at `HOST:PORT`: it is taken, or no address of this machine.
 
-    A port may be in use although nobody listens: by a connection of a process that was killed a moment ago, or by one
-    that happened to get it as its own end. Those go away, and are waited for.
+    A port may be taken for a moment: by a connection of a process that was just killed, for one.
     """
-    place = Address.parse(address)
+    place, until = Address.parse(address), time.monotonic() + BIND_SECONDS
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    until = time.monotonic() + BIND_SECONDS
     while True:
         try:
             socket.create_server((place.host, place.port), family=family).close()
             return
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or _somebody_listens(place.host, place.port):
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
                 raise _cannot_listen(address, error) from None
-            if time.monotonic() > until:
-                problem = "cannot listen on {address}: the port stays in use although nobody listens there"
-                hint = "choose another with --listen, or try again in a minute"
-                raise LinkError(problem, address=address, hint=hint) from None
             time.sleep(BIND_PAUSE_SECONDS)
 
 
@@ -177,41 +152,24 @@ def _cannot_listen(address: str, error: OSError) -> LinkError:
         "cannot listen on {address}: this machine has no such address",
         address=address,
         hint="name one that it has with --listen ({addresses}), or leave --listen out",
-        addresses=", ".join([*near(cards), *near(cards, version=6)]) or Message("none"),
+        addresses=", ".join(choices(cards)) or Message("none"),
     )
 
 
-def _somebody_listens(host: str, port: int) -> bool:
-    """Whether a program takes connections there; one may also reach oneself, when both ends get the same port."""
-    try:
-        with socket.create_connection((host, port), timeout=1.0) as probe:
-            return bool(probe.getsockname() != probe.getpeername())
-    except OSError:
-        return False
+def choices(cards: Sequence[NetworkCard]) -> list[str]:
+    """Addresses of this machine that the others may reach, as one names them; of VPNs only if there is no other."""
+    best = near(cards) or [f"[{address}]" for address in near(cards, version=6)]
+    return best or [address for card in cards if card.is_tunnel for address in card.addresses if ":" not in address]
 
 
-def _undecided(found: Sequence[str], cards: Sequence[NetworkCard], tunnel: NetworkCard | None) -> LinkError:
-    """None, or several: a switch or a cable between two machines leads nowhere else. Somebody has to choose."""
-    best = [f"[{address}]" for address in near(cards, version=6)]
-    if found or best:
-        several = Message("this machine is on several networks, and none has a default route")
-        if tunnel:
-            besides = "the way out of this machine is {card}, a VPN or a modem, and it is on several networks besides"
-            several = Message(besides, card=tunnel.name)
+def _undecided(cards: Sequence[NetworkCard]) -> LinkError:
+    """A switch or a cable between two machines leads nowhere else: somebody has to choose."""
+    if found := choices(cards):
         return LinkError(
-            "{problem}",
-            problem=several if found else Message("this machine has only IPv6 addresses on its network"),
+            "which network of this machine the others are on is not known: none has a default route, or only a VPN",
             hint="name the address that the others reach: --listen {addresses}",
-            addresses=reduce(lambda one, other: Message("{one} or {other}", one=one, other=other), found or best),
+            addresses=reduce(lambda one, other: Message("{one} or {other}", one=one, other=other), found),
         )
-    for card in cards:
-        if card.is_tunnel and (own := [address for address in card.addresses if ":" not in address]):
-            return LinkError(
-                "the only network of this machine is {card}, a VPN or a modem",
-                card=card.name,
-                hint="if the others are in it too, name its address: --listen {address}",
-                address=own[0],
-            )
     return LinkError(
         "this machine has no network that other machines could be on",
         hint="name an address with --listen, or rehearse alone: cuadrilla train --practice 1.0,0.5",

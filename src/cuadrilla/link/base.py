@@ -10,6 +10,7 @@ they are checked when a message arrives, and not when one is made here.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
@@ -53,6 +54,7 @@ MAX_SPEED = 1e6
 MAX_LINES, MAX_LINE = 20, 500
 MAX_FACTS = 100
 MAX_DROPPED = 10**6
+MAX_PATH = 1000
 MAX_RATE = 1e13
 PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 LEVELS = ("info", "warning", "error")
@@ -225,6 +227,43 @@ class Done:
 @dataclass(frozen=True, kw_only=True)
 class Describe:
     """What is trained? Answered by a `RunDescription`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a node needs to become a worker of this run: its configuration as JSON, and files by relative path."""
+
+    config: str
+    files: Mapping[str, tuple[Path, bytes]]
+    """Relative path → where it lies here, and its SHA-256."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedFile:
+    path: Annotated[str, Field(max_length=MAX_PATH)]
+    sha256: Sha256
+    num_bytes: Count
+
+
+def offered(files: Mapping[str, tuple[Path, bytes]]) -> tuple[OfferedFile, ...]:
+    """What is said of files that lie here."""
+    return tuple(
+        OfferedFile(path=name, sha256=sha256, num_bytes=here.stat().st_size) for name, (here, sha256) in files.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What the coordinator trains: its resolved configuration as JSON, and the files a worker needs."""
+
+    config: str
+    files: tuple[OfferedFile, ...]
+    cuadrilla: Text = ""
+    """The coordinator's version."""
+    term: Count = 0
+    """As in `Version`."""
+    takes_jobs: bool = False
+    """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,9 @@ Requests come as bytes, and each is a stream for gRPC, so that a caller is check
 waiting takes a thread of the pool. So who calls stands in the metadata: a token, or an invite's secret.
 """
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import grpc
 
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.link import wire
-from cuadrilla.link.base import MAX_DEVICES, Busy, Refused
+from cuadrilla.link.base import MAX_DEVICES, Busy, Clock, Refused
 from cuadrilla.link.identity import CoordinatorKeys
 from cuadrilla.link.nodes import NameTaken
 
@@ -33,6 +35,10 @@ IDLE_SECONDS = 15.0
 PING_SECONDS = 5.0  # clients ask every 10 s whether the connection lives; more often is abuse
 DEAD_SECONDS = 30.0
 """A connection that is silent for so long is asked whether its other end is there, and as long for the answer."""
+MEASURE_SECONDS = 25.0
+"""A measurement of bandwidth ends then: what arrives is counted and thrown away, what is sent is one constant chunk."""
+MEASURE_CHUNK_BYTES = 2**17
+"""Small enough to end in time on a slow link, large enough to fill a fast one."""
 
 
 def start_server(address: str, *, handlers: Any, keys: CoordinatorKeys, pool: ThreadPoolExecutor) -> tuple[Any, int]:
@@ -87,3 +93,20 @@ def cut_off(context: Any, *, after: float) -> None:
     timer.daemon = True
     if context.add_callback(timer.cancel):
         timer.start()
+
+
+def measure_arriving(requests: Iterator[bytes]) -> Clock:
+    """What a node sends, to its end or for so long."""
+    num_bytes, end = 0, time.monotonic() + MEASURE_SECONDS
+    for chunk in requests:
+        num_bytes += len(chunk)
+        if time.monotonic() > end:
+            break
+    return Clock(unix_seconds=time.time(), num_bytes=num_bytes)
+
+
+def bytes_for(seconds: float) -> Iterator[bytes]:
+    """What the other side receives for so long, from the first chunk on."""
+    chunk, end = os.urandom(MEASURE_CHUNK_BYTES), time.monotonic() + min(seconds, MEASURE_SECONDS)
+    while time.monotonic() < end:
+        yield chunk

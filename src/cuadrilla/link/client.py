@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link import check, wire
+from cuadrilla.link import wire
 from cuadrilla.link.base import (
     COME_AGAIN,
     MAX_REASON,
@@ -39,9 +39,11 @@ from cuadrilla.link.base import (
     Leave,
     Measure,
     NodeReport,
+    OfferedFile,
     Paused,
     Progress,
     Refused,
+    RunDescription,
     Stop,
     TensorRef,
     Tensors,
@@ -49,11 +51,10 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
-from cuadrilla.link.identity import SERVER_NAME, UPDATE, Identity
+from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY, bytes_for
+from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.inproc import Inbox
 from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
-from cuadrilla.link.offer import OfferedFile, RunDescription
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
@@ -164,7 +165,7 @@ class Connection:
 
     def send_for(self, seconds: float) -> int:
         """Bytes that reach the coordinator in these seconds. Raises LinkError."""
-        return self.reply(Check(), Clock, data=check.give(seconds), seconds=MEASURE_SECONDS).num_bytes
+        return self.reply(Check(), Clock, data=bytes_for(seconds), seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
@@ -383,9 +384,6 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             hint = "is the coordinator running?"
             return LinkError("{address} cannot be reached: {reason}", address=address, reason=reason, hint=hint)
-        case grpc.StatusCode.UNIMPLEMENTED:
-            problem = "{address} does not know this call: {reason}"
-            return LinkError(problem, address=address, reason=reason, hint=UPDATE)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if said == PAUSED:
             return Paused("the coordinator has paused this machine", hint="cuadrilla pause NAME --off, there")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

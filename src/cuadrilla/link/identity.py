@@ -45,9 +45,6 @@ BEGINS, NEVER = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59,
 CURVE = ec.SECP256R1()
 TOKEN_BYTES = 32
 COORDINATOR_FILE, NODE_FILE = "coordinator.json", "node.json"
-UPDATE = "install the same version of cuadrilla on both machines, then try again"
-NO_TLS = "what answers at {address} does not speak TLS 1.3 ({reason})"
-HUNG_UP = Message("it closed the connection")
 ANOTHER_PROGRAM = Message(
     "check the port: another program may be listening there (on the coordinator: cuadrilla up prints its address)"
 )
@@ -160,15 +157,10 @@ def handshake(plain: socket.socket, address: Address) -> tuple[str | None, str |
             certificate = secure.getpeercert(binary_form=True)
             assert certificate is not None  # TLS 1.3 has no servers without a certificate
             return secure.version(), secure.selected_alpn_protocol(), certificate
-    except TimeoutError:
-        silent = "what answers at {address} said nothing for {seconds:g} s"
-        raise LinkError(silent, address=address, seconds=plain.gettimeout(), hint=ANOTHER_PROGRAM) from None
-    except ssl.SSLError as error:
-        raise LinkError(NO_TLS, address=address, reason=error.reason or HUNG_UP, hint=ANOTHER_PROGRAM) from None
     except OSError as error:
-        hung_up = "what answers at {address} closed the connection ({reason})"
-        reason = error.strerror or str(error)
-        raise LinkError(hung_up, address=address, reason=reason, hint=ANOTHER_PROGRAM) from None
+        another = "what answers at {address} is no coordinator, or none that answers in time ({reason})"
+        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        raise LinkError(another, address=address, reason=reason, hint=ANOTHER_PROGRAM) from None
 
 
 def _new_keys() -> dict[str, str]:
@@ -199,8 +191,6 @@ def _read(path: Path, *, what: str, parsed: Callable[[Mapping[str, str]], T]) ->
     hint = Message(restore, folder=path.parent)
     try:
         mode, found = stat.S_IMODE(path.stat().st_mode), parsed(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise LinkError("{path} is missing", path=path, hint=hint) from None
     except OSError as error:
         raise LinkError("{path} cannot be read: {reason}", path=path, reason=str(error.strerror), hint=hint) from None
     except (ValueError, TypeError, KeyError, AttributeError, UnsupportedAlgorithm):

@@ -6,7 +6,7 @@
     CODE      base32 in small letters: SHA-256 of the coordinator's certificate (DER), who must answer at HOST:PORT;
               160 random bits, why it lets this machine in; CRC-32 of HOST:PORT and of all that
 
-Capitals, spaces, line breaks and quotes around the text do no harm, nor a 0 for an o and a 1 for an l in the code.
+Capitals, spaces, line breaks and quotes around the text do no harm.
 
 Invariants
 * A single changed or missing character is refused, or it is one that does not matter and the invite is the same. (A
@@ -19,7 +19,6 @@ Invariants
 import base64
 import hashlib
 import hmac
-import re
 import secrets
 import threading
 import unicodedata
@@ -33,14 +32,12 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused
 from cuadrilla.messages import Message
 
-FORMAT = 1
 SECRET_BYTES = 20
 VALID_SECONDS = 15 * 60.0
 
-PREFIX = f"cuadrilla{FORMAT}."
+PREFIX = "cuadrilla1."
 CODE_CHARS = 90  # 32 + 20 + 4 bytes
 PADDING = "=" * 6
-LOOKALIKES = str.maketrans("01", "ol")
 AROUND = "\"'`´“”„‘’«»<>.,;"  # what people and chats put around a text
 INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # Unicode: spaces, line ends, controls, zero-width characters
 
@@ -90,19 +87,10 @@ def new_secret() -> bytes:
 
 def _parse(text: str) -> Invite:
     """`text` without anything around or inside it that does not belong to it, in small letters."""
-    version = re.match(r"cuadrilla([0-9]{1,9})\.", text)
-    if version is not None and int(version[1]) != FORMAT:
-        raise LinkError(
-            "the invite has format {found}; this cuadrilla reads format {known}",
-            found=int(version[1]),
-            known=FORMAT,
-            hint="install the same version of cuadrilla on both machines, then make a new invite",
-        )
     before, _, code = text.rpartition(".")
     if len(code) != CODE_CHARS:
         raise _broken() if text and PREFIX.startswith(text[: len(PREFIX)]) else _no_invite()
     try:
-        code = code.translate(LOOKALIKES)
         raw = base64.b32decode(code.upper() + PADDING)
         address = Address.parse(before.removeprefix(PREFIX))
         invite = Invite(address=address, key_hash=raw[:32], secret=raw[32 : 32 + SECRET_BYTES])

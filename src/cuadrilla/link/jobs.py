@@ -5,8 +5,10 @@ may arrive.
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,8 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field
 
-from cuadrilla.link.base import JOB_NAME, MAX_TEXT, Count, Reason
-from cuadrilla.link.offer import OfferedFile
+from cuadrilla.link.base import JOB_NAME, MAX_TEXT, Count, OfferedFile, Reason
+from cuadrilla.rundir import make_private, open_private, storage_errors
 
 COMPLETE, GIVEN_BACK, FAILED = "complete", "given back", "failed"
 ENDS = ("", COMPLETE, GIVEN_BACK, FAILED)
@@ -130,3 +132,18 @@ class Keep:
 
     name: Annotated[str, Field(max_length=MAX_TEXT)]
     num_bytes: Count
+
+
+def take_file(target: Path, chunks: Iterable[bytes]) -> None:
+    """Write what arrives; it has its name when every byte is on the disk. Raises ResourceError, and as `chunks`."""
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    make_private(target.parent)
+    try:
+        with storage_errors(target):
+            with open(part, "wb", opener=open_private) as file:
+                file.writelines(chunks)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """The coordinator's side of the crew link: gRPC over TLS on one port, which workers dial.
 
-`CrewServer` does for machines what `inproc.InProcServer` does for threads: `send` puts a message on its way to a
-worker, and what workers say goes to a `Receiver`. Messages of one worker are handled in their order, by a thread of its
-own.
+`CrewServer.send` puts a message on its way to a worker, and what workers say goes to a `Receiver`. Messages of one
+worker are handled in their order, by a thread of its own.
 
 There are three calls. `Session` carries a worker's messages both ways, as long as it works. `Enroll` is for strangers.
 `Call` is everything else: a message and the bytes that belong to it, answered by a message or by bytes.
@@ -31,7 +30,7 @@ import grpc
 
 from cuadrilla.errors import LinkError
 from cuadrilla.host.descriptors import allow_descriptors
-from cuadrilla.link import check, wire
+from cuadrilla.link import wire
 from cuadrilla.link.address import check_free
 from cuadrilla.link.base import (
     KICKED,
@@ -53,13 +52,16 @@ from cuadrilla.link.base import (
     Leave,
     Measure,
     NodeReport,
+    Offer,
     Progress,
     Refused,
+    RunDescription,
     Stop,
     ToCoordinator,
     ToWorker,
     Version,
     node_of,
+    offered,
     worker_name,
 )
 from cuadrilla.link.calls import (
@@ -70,7 +72,9 @@ from cuadrilla.link.calls import (
     NUM_THREADS,
     SERVICE,
     TOKEN_KEY,
+    bytes_for,
     cut_off,
+    measure_arriving,
     refusing,
     said,
     start_server,
@@ -79,7 +83,6 @@ from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.invite import Invites
 from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
 from cuadrilla.link.nodes import AllowList, NameTaken
-from cuadrilla.link.offer import Offer, RunDescription, offered
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -392,9 +395,9 @@ class CrewServer:
                 case Download():
                     yield from self._download(asked)
                 case Check():
-                    yield wire.encode(check.take(requests))
+                    yield wire.encode(measure_arriving(requests))
                 case Measure():
-                    yield from check.give(asked.seconds)
+                    yield from bytes_for(asked.seconds)
                 case Follow():
                     yield from self._standby.grown(node_of(worker), asked, goes_on=context.is_active)
 
