@@ -17,7 +17,7 @@ from typing import Any
 
 import platformdirs
 
-from cuadrilla.errors import LinkError, ResourceError
+from cuadrilla.errors import LinkError
 from cuadrilla.rundir import make_private, write_json
 
 PAUSED = "paused.json"
@@ -34,11 +34,19 @@ class Joined:
     """See `link/base.py`, KnownTerm."""
 
 
-@dataclass(frozen=True)
 class Home:
     """Names in the home folder; creates nothing by itself."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.crew = path / "crew"
+        self.nodes = self.crew / "nodes.json"
+        self.open_file = self.crew / "open.json"
+        self.invites = self.crew / "invites"
+        self.standbys_file = self.crew / "standbys.json"  # where this crew's standbys would coordinate: name → address
+        self.cache = path / "cache"
+        self.jobs = path / "jobs"  # runs that this machine trains for others, for as long as it does
+        self.queue = path / "queue"  # runs that wait for a machine of this machine's crew
 
     @classmethod
     def of_user(cls) -> "Home":
@@ -46,48 +54,13 @@ class Home:
         return cls(Path(given).expanduser() if given else platformdirs.user_data_path("cuadrilla"))
 
     @property
-    def crew(self) -> Path:
-        return self.path / "crew"
-
-    @property
-    def nodes(self) -> Path:
-        return self.crew / "nodes.json"
-
-    @property
-    def open_file(self) -> Path:
-        return self.crew / "open.json"
-
-    @property
-    def invites(self) -> Path:
-        return self.crew / "invites"
-
-    @property
-    def cache(self) -> Path:
-        return self.path / "cache"
-
-    @property
-    def jobs(self) -> Path:
-        """Runs that this machine trains for others, for as long as it does."""
-        return self.path / "jobs"
-
-    @property
-    def queue(self) -> Path:
-        """Runs that wait for a machine of this machine's crew."""
-        return self.path / "queue"
-
-    @property
     def term(self) -> int:
         """How many times the crew that this machine coordinates was promoted to another machine."""
-        return _number(read_object(self.crew / "term.json").get("term"))
+        return int(read_object(self.crew / "term.json").get("term", 0))
 
     def begin_term(self, term: int) -> None:
         """Raises ResourceError."""
         write_json(self.crew / "term.json", {"term": term})
-
-    @property
-    def standbys_file(self) -> Path:
-        """Where this crew's standbys would coordinate: name → address."""
-        return self.crew / "standbys.json"
 
     def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
         """Hand an invite to the coordinator that runs on this machine; it looks every moment. Raises ResourceError."""
@@ -100,12 +73,8 @@ class Home:
         for file in self.invites.glob("*.json"):
             value = read_object(file)
             file.unlink(missing_ok=True)
-            try:
-                secret_hash, uses = bytes.fromhex(value["secret_sha256"]), int(value["uses"])
-            except (KeyError, TypeError, ValueError):
-                continue
-            if len(secret_hash) == 32 and uses >= 1:
-                taken[secret_hash] = uses
+            if value:
+                taken[bytes.fromhex(value["secret_sha256"])] = value["uses"]
         return taken
 
     def joined_folder(self, key_hash: bytes) -> Path:
@@ -117,18 +86,11 @@ class Home:
     def joined(self) -> list[Joined]:
         """The crews this machine has joined, by address."""
         found = []
-        try:
-            files = sorted((self.path / "joined").glob("*/crew.json"))
-        except OSError as error:
-            hint = "is it another user's? CUADRILLA_HOME names the folder"
-            raise ResourceError(
-                "cannot read {path}: {reason}", path=self.path, reason=error.strerror, hint=hint
-            ) from None
-        for file in files:
+        for file in (self.path / "joined").glob("*/crew.json"):
             value = read_object(file)
-            if isinstance(value.get("address"), str) and isinstance(value.get("name"), str):
-                term = _number(value.get("term"))
-                found.append(Joined(folder=file.parent, address=value["address"], name=value["name"], term=term))
+            if value:
+                known = {"address": value["address"], "name": value["name"], "term": value.get("term", 0)}
+                found.append(Joined(folder=file.parent, **known))
         return sorted(found, key=lambda crew: crew.address)
 
     def find_crew(self, address: str) -> Joined | None:
@@ -167,8 +129,7 @@ class Home:
     @property
     def paused_nodes(self) -> frozenset[str]:
         """Nodes of the crew that this machine coordinates, which are to wait."""
-        names = read_object(self.path / PAUSED).get("nodes")
-        return frozenset(map(str, names)) if isinstance(names, list) else frozenset()
+        return frozenset(read_object(self.path / PAUSED).get("nodes", []))
 
     @property
     def is_paused(self) -> bool:
@@ -186,10 +147,6 @@ class Home:
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
         return value
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -72,21 +72,13 @@ class _LogFile(logging.handlers.RotatingFileHandler):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk loses lines, and is told of by the run; else each line would be a traceback on stderr."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-    def close(self) -> None:
-        with suppress(OSError):  # what the disk has not taken
-            super().close()
-
 
 def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
     """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings of ours to stderr.
 
     Returns the file handler, so that a caller that outlives the run can remove it with `tear_down_logging`.
     """
+    logging.raiseExceptions = False  # a full disk loses lines, and is told of by the run
     root = logging.getLogger(OURS)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not any(isinstance(handler, _Console) for handler in root.handlers):
@@ -111,7 +103,8 @@ def tear_down_logging(handler: logging.Handler | None) -> None:
     if handler is not None:
         for name in (OURS, *LIBRARIES):
             logging.getLogger(name).removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # what the disk has not taken
+            handler.close()
 
 
 def silence_grpc() -> None:

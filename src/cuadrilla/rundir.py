@@ -17,7 +17,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import socket
 import stat
 import tempfile
@@ -25,8 +24,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,6 @@ from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.messages import Message
 
 SCHEMA = 1
-PRIVATE_PREFIX = "cuadrilla-private-"
 LOCK_SECONDS = 0.5  # a monitor that looks whether somebody has it takes it for an instant
 MAX_JSON_BYTES = 100 * 2**20  # a manifest of a hundred thousand sources has a third of that
 MAX_NODE_FILE = 120
@@ -44,81 +40,30 @@ MAX_KEPT = 4 * 2**20
 MAX_LINE_CHARACTERS = 2**24  # a row with a sample has a few thousand
 
 
-@dataclass(frozen=True)
 class RunDir:
-    """Where everything in a run directory is; creates nothing."""
+    """Where everything in a run directory is; creates nothing. `version`: of the checkpoint that is meant."""
 
-    path: Path
-    version: int | None = None
-    """Of the checkpoint that is meant, where one was named."""
+    def __init__(self, path: Path, version: int | None = None) -> None:
+        self.path = path
+        self.version = version
+        self.run_file = path / "run.toml"
+        self.config = path / "config.json"
+        self.env = path / "env.json"
+        self.metrics = path / "metrics.jsonl"
+        self.events = path / "events.jsonl"
+        self.status = path / "status.json"
+        self.lock = path / "lock"
+        self.checkpoints = path / "checkpoints"
+        self.journal = path / "journal"
+        self.tensorboard = path / "tb"
+        self.logs = path / "logs"
+        self.nodes = path / "nodes"  # how each machine was: `NAME.jsonl`, bounded (`node_file`)
+        self.tokenizer = path / "tokenizer.json"  # with it a language model is complete for everything but training
+        self.teachers = path / "teachers"  # copies of the models that teach this one, each in a folder of its number
+        self.initial = path / ".initial"  # the weights that this run begins with, where another machine has sent them
 
-    @property
-    def run_file(self) -> Path:
-        return self.path / "run.toml"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def env(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def nodes(self) -> Path:
-        """How each machine was: `NAME.jsonl`, bounded (`node_file`)."""
-        return self.path / "nodes"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def tokenizer(self) -> Path:
-        """Of a language model, from its data folder: with it the run is complete for everything but training."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def teachers(self) -> Path:
-        """Copies of the models that teach this one, each in a folder of its number."""
-        return self.path / "teachers"
-
-    @property
-    def initial(self) -> Path:
-        """The weights that this run begins with, where another machine has sent them."""
-        return self.path / ".initial"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
 
 
 def node_file(worker: str) -> str:
@@ -142,21 +87,13 @@ def require_regular(path: Path, *, most_bytes: int | None = None) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, Message("not a regular file"), str(path))
     if most_bytes is not None and status.st_size > most_bytes:
-        raise _too_large(path, most_bytes=most_bytes)
+        raise OSError(errno.EFBIG, Message("more than {bytes:,} bytes", bytes=most_bytes), str(path))
 
 
 def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     """A whole file that somebody else may have made. Raises OSError as `require_regular` does."""
     require_regular(path, most_bytes=most_bytes)
-    with open(path, "rb") as file:
-        raw = file.read(most_bytes + 1)
-    if len(raw) > most_bytes:  # it has grown meanwhile, or says that it is empty, as those in /proc do
-        raise _too_large(path, most_bytes=most_bytes)
-    return raw
-
-
-def _too_large(path: Path, *, most_bytes: int) -> OSError:
-    return OSError(errno.EFBIG, Message("more than {bytes:,} bytes", bytes=most_bytes), str(path))
+    return path.read_bytes()
 
 
 def file_sha256(path: Path) -> str:
@@ -192,11 +129,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "free some space or choose another folder, then run the same command again"
-        if isinstance(error, (FileExistsError, NotADirectoryError, IsADirectoryError, FileNotFoundError)):
-            hint = "a file is where a folder should be, or a folder is in the way or missing: choose another name"
-        elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            hint = "you may not write there: choose another folder, or change its permissions"
+        hint = "free some space, or choose a folder where you may write; then run the same command again"
         reason = error.strerror or error
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
@@ -210,9 +143,8 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            if private:  # of a process with the same number that was killed; in a container all have the same
-                temporary.unlink(missing_ok=True)
-            with open(temporary, "xb" if private else "wb", opener=open_private if private else None) as file:
+            temporary.unlink(missing_ok=True)  # of a killed process: in a container all have the same number
+            with open(temporary, "xb", opener=open_private if private else None) as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -247,21 +179,17 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
 def append_lines(path: Path, text: str) -> int:
     """Append whole lines, all of them or nothing, on a line of their own; the file's bytes. Raises ResourceError."""
     with storage_errors(path), open(path, "a+b", buffering=0, opener=open_private) as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+        before = file.seek(0, os.SEEK_END)
+        file.seek(max(before - 1, 0))
         is_torn = file.read(1) not in (b"", b"\n")
-        return _append_whole(file, (b"\n" if is_torn else b"") + text.encode())
-
-
-def _append_whole(file: FileIO, data: bytes) -> int:
-    """Write all of it or nothing at the end of a file; the file's bytes."""
-    before, left = file.seek(0, os.SEEK_END), memoryview(data)
-    try:
-        while left:
-            left = left[file.write(left) :]
-    except OSError:
-        file.truncate(before)
-        raise
-    return before + len(data)
+        left = memoryview((b"\n" if is_torn else b"") + text.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(before)
+            raise
+        return file.tell()
 
 
 class KeptLines:
@@ -278,21 +206,6 @@ class KeptLines:
                 self._kept += line
             append_lines(self._path, self._kept)
             self._kept = ""
-
-
-class KeptRecords:
-    """A file of records, made when the first is written; as `KeptLines`, for one thread."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._kept = path, b""
-
-    def append(self, record: bytes) -> None:
-        """Raises ResourceError; the record is kept then, unless `MAX_KEPT` bytes are already."""
-        if len(self._kept) + len(record) <= MAX_KEPT:
-            self._kept += record
-        with storage_errors(self._path), open(self._path, "ab", buffering=0, opener=open_private) as file:
-            _append_whole(file, self._kept)
-        self._kept = b""
 
 
 def write_failure(run: RunDir, *, reason: str) -> None:
@@ -329,11 +242,6 @@ def read_jsonl(path: Path, *, having: str = "") -> Iterator[dict[str, Any]]:
 
     `having`: only those with this text. Raises ConfigError if it is no regular file.
     """
-    return (row for row in read_lines(path, having=having) if row is not None)
-
-
-def read_lines(path: Path, *, having: str = "") -> Iterator[dict[str, Any] | None]:
-    """As `read_jsonl`, with None for each line that is no row."""
     if not path.exists():
         return
     try:
@@ -347,11 +255,9 @@ def read_lines(path: Path, *, having: str = "") -> Iterator[dict[str, Any] | Non
         while line := file.readline(MAX_LINE_CHARACTERS):
             if having not in line:
                 continue
-            try:
-                row = finite_json(line)
-            except (ValueError, RecursionError):
-                row = None
-            yield row if isinstance(row, dict) else None
+            with suppress(ValueError, RecursionError):
+                if isinstance(row := finite_json(line), dict):
+                    yield row
 
 
 def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
@@ -381,20 +287,17 @@ class FolderLock:
             try:
                 self._lock.acquire()
             except filelock.Timeout:
-                raise self._in_use() from None
+                owner = lock_owner(self._path)
+                raise ConfigError(
+                    "{folder} is in use by process {pid} on {host} ({purpose})",
+                    folder=self._path.parent,
+                    pid=str(owner.get("pid", "?")),
+                    host=str(owner.get("host", "?")),
+                    purpose=self._purpose,
+                    hint="wait for it or stop it",
+                ) from None
             self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self
-
-    def _in_use(self) -> ConfigError:
-        owner = lock_owner(self._path)
-        return ConfigError(
-            "{folder} is in use by process {pid} on {host} ({purpose})",
-            folder=self._path.parent,
-            pid=str(owner.get("pid", "?")),
-            host=str(owner.get("host", "?")),
-            purpose=self._purpose,
-            hint="wait for it or stop it",
-        )
 
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)  # who waits for it meanwhile sees that, and makes another
@@ -421,15 +324,7 @@ def lock_owner(lock: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def private_folder(prefix: str = PRIVATE_PREFIX, *, where: Path | None = None) -> Iterator[Path]:
-    """A folder that only this user can look into, for as long as the block lasts. `where`: the temporary folder.
-
-    Those of processes that were killed are removed: nobody can use what is in them, nobody should.
-    """
-    where = where or Path(tempfile.gettempdir())
-    for folder in where.glob(f"{prefix}*"):
-        with suppress(OSError):  # another user's
-            if lock_owner(folder / "lock") and is_abandoned(folder / "lock"):  # not one that is being made
-                shutil.rmtree(folder, ignore_errors=True)  # another process may be at it, too
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=where) as name, FolderLock(Path(name, "lock"), purpose=""):
+def private_folder(*, where: Path | None = None) -> Iterator[Path]:
+    """A folder that only this user can look into, for as long as the block lasts. `where`: the temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="cuadrilla-private-", dir=where) as name:
         yield Path(name)

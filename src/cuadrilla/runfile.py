@@ -1,13 +1,12 @@
 """Reading a run file: TOML text and `--set` values in, a checked `Config` and the origin of each value out.
 
-Pure but for `read_run_file`. Limits: files over 1 MB and nesting over 8 levels are refused before parsing.
+Pure but for `read_run_file`.
 """
 
 import difflib
 import json
 import re
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ import pydantic
 import tomli_w
 from pydantic_core import ErrorDetails
 
-from cuadrilla.config import SCHEMA, Config, DimensionSection, Section
+from cuadrilla.config import Config, DimensionSection, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, read_regular, typed
 
 MAX_FILE_BYTES = 1_000_000
-MAX_NESTING = 8
 SYNONYMS = {  # what other tools call our keys
     "learning_rate": "lr",
     "batch_size": "batch_sequences",
@@ -55,6 +53,7 @@ TABLES: dict[tuple[str, ...], type[Section]] = {
     ("tune", "space"): DimensionSection,
 }
 """Tables whose keys a user chooses: what each entry holds."""
+SIGNS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
 KEPT = "--set before"
 LENGTHS = ("tokens", "epochs", "steps")
 """Keys of the section `train` of which one holds: the last that was said."""
@@ -84,10 +83,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
     try:
         if path.is_dir():
             path = path / "run.toml"
-        if path.stat().st_size > MAX_FILE_BYTES:
-            hint = "a run file is a page of TOML"
-            raise ConfigError("{path} is larger than {bytes} bytes", path=path, bytes=MAX_FILE_BYTES, hint=hint)
-        raw = read_regular(path)
+        raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(
             "cannot read {path}: {reason}",
@@ -178,37 +174,25 @@ def resolve(
     if isinstance(engine, dict) and engine.get("kind", "local") == "local":
         engine["kind"] = "crew"
         origins["engine.kind"] = "--set"
-    _check_schema(values, name)
-    for section, kind in _default_kinds().items():
+    for section in _variants():
         if isinstance(values.get(section), dict):
-            values[section].setdefault("kind", kind)
+            values[section].setdefault("kind", Config.model_fields[section].default.kind)
     try:
         config = Config.model_validate(values)
     except pydantic.ValidationError as error:
-        raise _explain(error, values, name) from None
+        raise _explain(error, name) from None
     dumped = dump(config)
     origins = {key: origins.get(key, "default") for key in leaves(dumped)}
     return Resolved(config=config, origins=origins)
 
 
 def parse_toml(text: str, *, name: str) -> dict[str, Any]:
-    """TOML text to nested dicts; ConfigError with the line. Refuses deep nesting before it can exhaust the stack."""
-    deepest = max((line.count("[") + line.count("{") + line.count(".") for line in text.splitlines()), default=0)
-    if deepest > 1000:
-        raise _too_deep(name)
+    """TOML text to nested dicts; ConfigError with the line."""
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         hint = "see https://toml.io for the syntax"
         raise ConfigError("{name}: {reason}", name=name, reason=error, hint=hint) from error
-    if _depth(values) > MAX_NESTING:
-        raise _too_deep(name)
-    return values
-
-
-def _too_deep(name: str) -> ConfigError:
-    hint = "a run file has sections and keys"
-    return ConfigError("{name} nests tables more than {levels} levels", name=name, levels=MAX_NESTING, hint=hint)
 
 
 def parse_set(item: str) -> tuple[list[str], Any]:
@@ -254,20 +238,10 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def canonical(config: Config) -> str:
-    """One line of JSON with sorted keys: equal configurations give equal text."""
-    return json.dumps(dump(config), sort_keys=True, ensure_ascii=False)
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`section.key` → (old, new) for every value that differs between two dumped configurations."""
     a, b = leaves(old), leaves(new)
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
-
-
-def field_help(section: type[Section]) -> dict[str, str]:
-    """Key → the help text that stands under the field."""
-    return {name: field.description or "" for name, field in section.model_fields.items()}
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -291,16 +265,6 @@ def _take_back_lengths(values: dict[str, Any], origins: dict[str, str], keys: Se
                 origins.pop(f"train.{length}", None)
 
 
-def _depth(value: Any, level: int = 0) -> int:
-    if level > MAX_NESTING + 1:
-        return level
-    if isinstance(value, dict):
-        return max((_depth(item, level + 1) for item in value.values()), default=level + 1)
-    if isinstance(value, list):
-        return max((_depth(item, level + 1) for item in value), default=level + 1)
-    return level
-
-
 def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
     for part in key[:-1]:
         inner = values.setdefault(part, {})
@@ -310,33 +274,21 @@ def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
     values[key[-1]] = value
 
 
-def _check_schema(values: dict[str, Any], name: str) -> None:
-    schema = values.get("schema", SCHEMA)
-    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
-        raise ConfigError(
-            "{name} was written for schema {schema}; this cuadrilla reads schema {own}",
-            name=name,
-            schema=schema,
-            own=SCHEMA,
-            hint="upgrade with `pip install --upgrade cuadrilla`",
-        )
-
-
-def _explain(error: pydantic.ValidationError, values: dict[str, Any], name: str) -> ConfigError:
+def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
     """The first problem, in one line, with a "did you mean" for unknown keys and the legal range for values."""
     problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"]]
-    section = _without_union_tags(location, values)
-    key = ".".join(section) or Message("the run file")
+    *section, last = [str(part) for at, part in enumerate(problem["loc"]) if at != 1 or part not in KINDS] or [""]
+    key = ".".join([*section, last]) or Message("the run file")
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(section[:-1], values)
-        near = difflib.get_close_matches(section[-1], [*known, *SYNONYMS], n=1, cutoff=0.5)
+        known = _known_keys(section)
+        near = difflib.get_close_matches(last, [*known, *SYNONYMS], n=1, cutoff=0.5)
         meant = SYNONYMS.get(near[0], near[0]) if near else ""
+        hint = "did you mean {meant}?" if meant in known else "known here: {known}"
         return ConfigError(
             "{name}: unknown key {key}",
             name=name,
             key=key,
-            hint="did you mean {meant}?" if meant in known else "known here: {known}",
+            hint="it belongs to another kind" if last in known else hint,
             meant=meant,
             known=", ".join(known),
         )
@@ -360,65 +312,35 @@ def _in_our_words(problem: ErrorDetails) -> str:
             return message
         case kind, _ if kind in WANTED:
             return WANTED[kind]
-        case "greater_than", {"gt": limit}:
-            return Message("should be greater than {limit}", limit=_number(limit))
-        case "greater_than_equal", {"ge": limit}:
-            return Message("should be greater than or equal to {limit}", limit=_number(limit))
-        case "less_than", {"lt": limit}:
-            return Message("should be less than {limit}", limit=_number(limit))
-        case "less_than_equal", {"le": limit}:
-            return Message("should be less than or equal to {limit}", limit=_number(limit))
+        case kind, {"gt": limit} | {"ge": limit} | {"lt": limit} | {"le": limit}:
+            number = int(limit) if float(limit).is_integer() else limit
+            return Message("should be {sign} {limit}", sign=SIGNS[kind], limit=number)
         case "literal_error", {"expected": str(expected)}:
-            *first, last = expected.rsplit(" or ", 1)
-            choices = Message("{one} or {other}", one=first[0], other=last) if first else last
-            return Message("should be {choices}", choices=choices)
-        case "string_pattern_mismatch", {"pattern": pattern}:
-            return Message("String should match pattern '{pattern}'", pattern=pattern)
+            return Message("should be one of {choices}", choices=expected.replace(" or ", ", "))
     return problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
 
 
-def _number(limit: float) -> int | float:
-    return int(limit) if float(limit).is_integer() else limit
+def _variants() -> dict[str, tuple[type[Section], ...]]:
+    """Sections that come in variants, each with its own `kind`."""
+    found = {name: typing.get_args(field.annotation) for name, field in Config.model_fields.items()}
+    return {name: variants for name, variants in found.items() if isinstance(next(iter(variants), None), type)}
 
 
-def _without_union_tags(location: list[str], values: dict[str, Any]) -> list[str]:
-    """Drop the discriminator that pydantic puts into the location of a union (`optim.muon.lr` → `optim.lr`)."""
-    kept: list[str] = []
-    for index, part in enumerate(location):
-        inner: Any = values
-        for step in kept:
-            inner = inner.get(step, {}) if isinstance(inner, dict) else {}
-        is_tag = index == 1 and isinstance(inner, dict) and inner.get("kind", part) == part and part not in inner
-        if not is_tag or not _is_union(location[0]):
-            kept.append(part)
-    return kept
+KINDS = frozenset(
+    kind
+    for variants in _variants().values()
+    for variant in variants
+    for kind in typing.get_args(variant.model_fields["kind"].annotation)
+)
+"""Of all variants: pydantic puts them into the places of errors (`optim.muon.lr`)."""
 
 
-def _is_union(section: str) -> bool:
-    field = Config.model_fields.get(section)
-    return field is not None and typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
-
-
-def _default_kinds() -> dict[str, str]:
-    """Sections that come in variants → the variant meant when `kind` is not given."""
-    return {name: field.default.kind for name, field in Config.model_fields.items() if _is_union(name)}
-
-
-def _known_keys(section: list[str], values: dict[str, Any]) -> list[str]:
+def _known_keys(section: list[str]) -> list[str]:
     if not section:
         return [field.alias or name for name, field in Config.model_fields.items()]
     for table, entry in TABLES.items():
         if section[: len(table)] == list(table) and len(section) > len(table):
             return list(entry.model_fields)
-    field = Config.model_fields.get(section[0])
-    if field is None:
-        return []
-    variants = typing.get_args(field.annotation) if _is_union(section[0]) else (field.annotation,)
-    given = values.get(section[0], {})
-    kind = given.get("kind") if isinstance(given, dict) else None
-    chosen = (
-        [variant for variant in variants if kind in typing.get_args(variant.model_fields["kind"].annotation)]
-        if kind and _is_union(section[0])
-        else list(variants)
-    )
-    return sorted({key for variant in chosen or variants for key in variant.model_fields})
+    field = Config.model_fields[section[0]]
+    variants = _variants().get(section[0], (field.annotation,))
+    return sorted({key for variant in variants for key in getattr(variant, "model_fields", {})})

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -24,30 +23,25 @@ class UsersCode:
             raise TaskError(told, kind=type(error).__name__, reason=error, hint="run it with python") from error
 
 
-_loading = threading.Lock()
-_folders: set[str] = set()
-"""Of the files that were loaded."""
-_imported: dict[Path, set[Path]] = {}
-"""What each has found beside it."""
+_beside: dict[Path, set[Path]] = {}
+"""Each file that was loaded, and those beside it that it has imported."""
 
 
 def load_file(path: Path) -> ModuleType:
-    """Run the file, which is there. It may import modules that lie beside it; those of the same name that lie beside
-    another file, which was loaded before, are none of its.
+    """Run the file, which is there. It may import modules that lie beside it, last: a file named like an installed
+    package does not replace it. Modules beside another file that was loaded before are forgotten.
 
     Raises TaskError where it cannot be loaded; an error of another kind inside the file comes as it is.
     """
-    with _loading:
-        return _load(path)
-
-
-def _load(path: Path) -> ModuleType:
-    mark = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    path = path.resolve()
+    _forget({file.parent for file in _beside} - {path.parent})
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    mark = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}_{mark}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    _look_beside(path.parent)
     sys.modules[spec.name] = module  # dataclasses and pickling of the user's own classes look here
     try:
         spec.loader.exec_module(module)
@@ -59,33 +53,24 @@ def _load(path: Path) -> ModuleType:
             reason=error,
             hint="run it with python",
         ) from error
-    _imported.setdefault(path.resolve(), set()).update(_modules_in(path.parent))
+    _beside.setdefault(path, set()).update(file for _, file in _modules_in({path.parent}))
     return module
 
 
 def files_of(path: Path) -> list[Path]:
     """A file that was loaded, and those beside it that it has imported."""
-    beside = _imported.get(path.resolve(), set()) | _modules_in(path.parent)
+    beside = _beside.get(path.resolve(), set()) | {file for _, file in _modules_in({path.parent})}
     return [path, *sorted(file for file in beside if file.name != path.name)]
 
 
-def _modules_in(folder: Path) -> set[Path]:
-    files = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-    return {file for file in files if file.parent == folder}
-
-
-def _look_beside(folder: Path) -> None:
-    """Import from this folder, last: a file named like an installed package must not replace it.
-
-    Modules beside another user's file are forgotten, but for those whose folder Python had been told of already.
-    """
-    others = _folders - {str(folder)}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        own = name == "__main__" or name.startswith(MODULE_PREFIX)
-        if file and not own and str(Path(file).parent) in others:
+def _forget(folders: set[Path]) -> None:
+    """Modules that lie in these folders, and that they are looked for there."""
+    for name, _ in _modules_in(folders):
+        if name != "__main__" and not name.startswith(MODULE_PREFIX):
             del sys.modules[name]
-    last = [str(folder)] if str(folder) in _folders or str(folder) not in sys.path else []
-    behind = [other for other in sys.path if other in others]
-    _folders.update(last)
-    sys.path[:] = [each for each in sys.path if each not in _folders] + last + behind
+    sys.path[:] = [each for each in sys.path if Path(each) not in folders]
+
+
+def _modules_in(folders: set[Path]) -> list[tuple[str, Path]]:
+    named = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    return [(name, Path(file)) for name, file in named if file and Path(file).parent in folders]

@@ -1,11 +1,9 @@
 """`[alarm]` with real programs and real servers: told in time, never held up, nothing of the secret anywhere."""
 
 import json
-import os
-import signal
 import sys
-import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from cuadrilla.config import AlarmSection
 from cuadrilla.crew.bundle import offer
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import read_run_file, resolve
+from cuadrilla.runfile import read_run_file
 from cuadrilla.train.alarms import Alarms
 from cuadrilla.train.checkpoint import load_newest
 from tests.conftest import children
@@ -35,8 +33,17 @@ if event == "left":
     time.sleep(600)
 pathlib.Path(sys.argv[2]).write_text(event)
 """
-HANGS = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes of files")
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # in a plugin of apprise
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool_of_apprise() -> None:
+    """apprise looks addresses up in a thread that stays."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import apprise
+
+        apprise.Apprise("json://127.0.0.1:9").notify("nobody")
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -57,7 +64,6 @@ def told(file: Path) -> list[dict[str, str]]:
 def address_file(folder: Path, address: str) -> str:
     path = folder / "addresses"
     path.write_text(address + "\n")
-    path.chmod(0o600)
     return path.name
 
 
@@ -84,9 +90,9 @@ def test_a_program_is_told(tmp_path: Path) -> None:
         alarms.hear("finished", {"version": 12, "complete": True, "reason": ""})
         alarms.hear("left", {"worker": "berta", "reason": "the run is over"})
     left, finished = told(file)
-    assert (left["event"], left["title"], left["run"]) == ("left", "cuadrilla: casa: a worker has left", "casa")
-    assert left["text"] == "casa: ana has left: it was\\nswitched off {title}"
-    assert (finished["event"], finished["text"]) == ("finished", "casa: all 12 steps are done")
+    assert (left["event"], left["title"], left["run"]) == ("left", "cuadrilla: casa", "casa")
+    assert left["text"] == "ana has left: it was\\nswitched off {title}"
+    assert (finished["event"], finished["text"]) == ("finished", "all 12 steps are done")
     assert finished["time"].endswith("+00:00")
 
 
@@ -100,8 +106,8 @@ def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCa
             until(lambda: server.bodies)
             raise DataError("{path} is gone", path="x.bin")
         left, failed = bodies(server)
-    assert left["message"] == "casa: ana has left: ‹!channel› ‹https://bad.example|here› ＠everyone"
-    assert (failed["title"], failed["message"]) == ("cuadrilla: casa has failed", "casa: x.bin is gone")
+    assert left["message"] == "ana has left: ‹!channel› ‹https://bad.example|here› ＠everyone"
+    assert (failed["title"], failed["message"]) == ("cuadrilla: casa", "it has failed: x.bin is gone")
     assert SECRET not in caplog.text
 
 
@@ -113,110 +119,45 @@ def test_both_are_told_in_the_language_of_who_reads(tmp_path: Path, monkeypatch:
         addresses = address_file(run.path, to(server, "/hook"))
         with Alarms(AlarmSection(command=writer(file), address_file=addresses), run=run) as alarms:
             alarms.hear("finished", {"version": 7, "complete": False, "reason": "interrupted"})
-        said = "casa: parado en el paso 7: interrupted"
+        said = "parado en el paso 7: interrupted"
         assert bodies(server)[0]["message"] == told(file)[0]["text"] == said
         assert told(file)[0]["event"] == "stopped"
 
 
-@pytest.mark.parametrize("hangs_when", ["left", "finished"])
-def test_what_hangs_is_killed_and_holds_nobody_up(
-    tmp_path: Path, hangs_when: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, file = run_in(tmp_path), tmp_path / "started"
-    with serving() as server:
-        server.on("/hook", lambda handler: until(handler.server.closing.is_set))
-        addresses = address_file(run.path, to(server, "/hook"))
-        hangs = [sys.executable, "-c", HANGS, str(file)]
-        section = AlarmSection(command=hangs, address_file=addresses, on=[hangs_when])
-        with Alarms(section, run=run, limit_seconds=3.0) as alarms:
-            alarms.hear("left", {"worker": "ana", "reason": "gone"})
-            if hangs_when == "left":
-                until(file.exists)
-            alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
-        assert file.exists()
-    assert not children()
-    assert caplog.text.count("alarm.command took more than 3 s") == 1
-    assert caplog.text.count("alarm.address_file took more than 3 s") == 1
-
-
-def test_a_second_ctrl_c_leaves_nobody_behind(tmp_path: Path) -> None:
-    run, file = run_in(tmp_path), tmp_path / "started"
-
-    def interrupt() -> None:
+def test_what_hangs_is_killed_and_the_last_word_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, file, last = run_in(tmp_path), tmp_path / "started", tmp_path / "told"
+    command = [sys.executable, "-c", HANGS_AT_FIRST, str(file), str(last)]
+    with Alarms(AlarmSection(command=command), run=run, limit_seconds=3.0) as alarms:
+        alarms.hear("left", {"worker": "w", "reason": ""})
         until(file.exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    impatient = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        impatient.start()
-        with Alarms(AlarmSection(command=[sys.executable, "-c", HANGS, str(file)]), run=run) as alarms:
-            alarms.hear("finished", {"version": 1, "complete": False, "reason": "interrupted"})
-    impatient.join()
-    until(lambda: not children())
+        alarms.hear("alarm", {"message": "not sent any more"})
+        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
+    assert last.read_text() == "finished"
+    assert not children()
+    assert caplog.text.count("alarm.command did not end well in 3 s") == 1
 
 
 def test_a_flood_is_one_message(tmp_path: Path) -> None:
     run, file = run_in(tmp_path), tmp_path / "told"
-    with Alarms(AlarmSection(command=writer(file), least_seconds=3600.0), run=run) as alarms:
+    with Alarms(AlarmSection(command=writer(file), on=["left", "stopped"]), run=run) as alarms:
         for number in range(1000):
             alarms.hear("left", {"worker": f"w{number}", "reason": ""})
-        alarms.hear("late", {"worker": "w5", "lease": 3})
-        until(lambda: len(told(file)) == 2)
-    assert told(file)[0]["text"] == "casa: w0 has left"
-    assert [each["event"] for each in told(file)] == ["left", "late"]
+        alarms.hear("alarm", {"message": "not asked for"})
+        until(lambda: told(file))
+    assert [each["text"] for each in told(file)] == ["w0 has left: "]
 
 
-def test_a_queue_that_is_full_takes_the_last_word(tmp_path: Path) -> None:
-    """Nothing is sent while the first one hangs; the last word still is."""
-    run, file, last = run_in(tmp_path), tmp_path / "started", tmp_path / "told"
-    command = [sys.executable, "-c", HANGS_AT_FIRST, str(file), str(last)]
-    with Alarms(AlarmSection(command=command, least_seconds=0.0), run=run) as alarms:
-        alarms.hear("left", {"worker": "w", "reason": ""})
-        until(file.exists)
-        for number in range(100):
-            alarms.hear("left", {"worker": f"w{number}", "reason": ""})
-        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
-    assert last.read_text() == "finished"
-
-
-def test_what_fails_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run, failed = run_in(tmp_path), "alarm.address_file ended with exit code 1"
+def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = run_in(tmp_path)
     with serving() as server:
         server.on("/hook", fixed(500))
-        section = AlarmSection(address_file=address_file(run.path, to(server, f"/hook?{SECRET}")), least_seconds=0.0)
-        with Alarms(section, run=run) as alarms:
-            alarms.hear("late", {"worker": "ana"})
-            until(lambda: failed in caplog.text)
+        addresses = address_file(run.path, to(server, f"/hook?{SECRET}"))
+        with Alarms(AlarmSection(command=["no-such-program"], address_file=addresses), run=run) as alarms:
             alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
-        assert len(server.bodies) == 2
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1
-    assert SECRET not in caplog.text
-
-
-def test_no_such_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Alarms(AlarmSection(command=["no-such-program"]), run=run_in(tmp_path)) as alarms:
-        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
+        assert len(server.bodies) == 1
     assert "alarm.command cannot be started" in caplog.text
-
-
-def test_without_apprise_a_new_run_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_in(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs apprise"):
-        Alarms(AlarmSection(address_file=address_file(run.path, "json://localhost/x")), run=run)
-
-
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    run = run_in(tmp_path)
-    addresses = address_file(run.path, "https://hooks.example/x")
-    (run.path / addresses).chmod(0o640)
-    with pytest.raises(ConfigError, match="others may read"):
-        Alarms(AlarmSection(address_file=addresses), run=run)
-    with pytest.raises(ConfigError, match="No such file"):
-        Alarms(AlarmSection(address_file="missing"), run=run)
-    os.mkfifo(run.path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="not a regular file"):
-        Alarms(AlarmSection(address_file="pipe"), run=run)
+    assert "apprise could not send it" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_what_was_typed_wrong_is_no_alarm(tmp_path: Path) -> None:
@@ -225,22 +166,6 @@ def test_what_was_typed_wrong_is_no_alarm(tmp_path: Path) -> None:
         with pytest.raises(type(error)), Alarms(AlarmSection(command=writer(file)), run=run):
             raise error
     assert not file.exists()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'command = [""]',
-        'command = ["x.BAT"]',
-        'command = ["a\\u0000b"]',
-        'on = ["never"]',
-        "least_seconds = -1",
-        "url = 'x'",
-    ],
-)
-def test_sections_that_are_refused(line: str) -> None:
-    with pytest.raises(ConfigError):
-        resolve(f'[data]\nfolder = "data"\n[train]\nsteps = 1\n[alarm]\n{line}\n')
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +183,8 @@ def test_a_run_tells_and_nobody_else_holds_the_section(trained: RunDir, tmp_path
         words = ("--set", "train.steps=5", "--allow-changes", "--set", f"alarm.command={command}")
         done = cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses")
         assert done.returncode == 0, done.stderr
-        assert [each["text"] for each in told(file)] == ["run: all 5 steps are done"]
-        assert [body["message"] for body in bodies(server)] == ["run: all 5 steps are done"]
+        assert [each["text"] for each in told(file)] == ["all 5 steps are done"]
+        assert [body["message"] for body in bodies(server)] == ["all 5 steps are done"]
     for path in trained.path.rglob("*"):
         if path.is_file() and path.name != "addresses":
             assert SECRET.encode() not in path.read_bytes(), path

@@ -15,16 +15,22 @@ from cuadrilla.model.generate import generate
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.trained import find_stored
+from cuadrilla.train.trained import ModelSource, open_model
 
 PROMPT = "Había una vez"
 
 
+def source_of(run: RunDir) -> ModelSource:
+    source = open_model(run.path).source
+    assert source is not None
+    return source
+
+
 def greedy(language: RunDir, *, tokens: int) -> str:
-    stored = find_stored(language)
-    tokenizer = Tokenizer.load(stored.tokenizer_path)
+    found = open_model(language.path, device="cpu", precision="fp32")
+    tokenizer = found.tokenizer
     sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(tokenizer.end_of_text,))
-    ids = list(generate(stored.load().eval(), tokenizer.encode(PROMPT), sampling=sampling))
+    ids = list(generate(found.model, tokenizer.encode(PROMPT), sampling=sampling))
     return PROMPT + tokenizer.decode(ids)
 
 
@@ -47,7 +53,7 @@ def test_the_model_card_says_what_the_run_knows(language: RunDir, tmp_path: Path
     export_hf(language.path, to=tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     row = min(last_rows(language.metrics), key=lambda row: row["val_loss"])
-    size = sum(tensor.numel() for tensor in find_stored(language).load().parameters())
+    size = sum(tensor.numel() for tensor in open_model(language.path).model.parameters())
     for fact in (f"| parameters | {size:,} |", f"| {row['tokens']:,} |", f"{row['val_bits_per_byte']:.4f}"):
         assert fact in card
     for fact in (
@@ -65,7 +71,7 @@ def test_a_run_without_its_data_folder_is_exported_and_writes(language: RunDir, 
     shutil.copytree(language.path, moved.path)
     assert not (moved.path / read_run_config(moved).data.folder).exists()
     export_hf(moved.path, to=tmp_path / "hf")
-    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == find_stored(language).tokenizer_path.read_bytes()
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == source_of(language).tokenizer_path.read_bytes()
     assert greedy(moved, tokens=15) == greedy(language, tokens=15)
 
 
@@ -73,7 +79,7 @@ def test_gguf_holds_the_weights_of_the_newest_checkpoint(language: RunDir, tmp_p
     gguf: Any = pytest.importorskip("gguf", reason="needs the extra export")
     export_gguf(language.run_file, to=tmp_path / "m.gguf")
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    state = find_stored(language).load().state_dict()
+    state = open_model(language.path, device="cpu").model.state_dict()
     assert len(tensors) == len(state)
     assert torch.equal(
         torch.tensor(tensors["blk.1.ffn_down.weight"]), state["transformer.h.1.mlp.c_proj.weight"].float()
@@ -103,7 +109,7 @@ def test_llama_cpp_writes_our_text(half: bool, language: RunDir, tmp_path: Path)
     pytest.importorskip("gguf", reason="needs the extra export")
     export_gguf(language.path, to=tmp_path / "m.gguf", f16=half)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=256, n_threads=1, verbose=False)
-    tokenizer = Tokenizer.load(find_stored(language).tokenizer_path)
+    tokenizer = Tokenizer.load(source_of(language).tokenizer_path)
     for text in (PROMPT, "Lucía  fue\n\na la plaza: «¿Qué tal?» ñandú 1605 🙂", "  El perro \n"):
         assert theirs.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text)
     found = theirs.create_completion(tokenizer.encode(PROMPT), max_tokens=15, temperature=0)

@@ -23,7 +23,8 @@ from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.model.weights import read_tensors
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.trained import find_stored
+from cuadrilla.train.checkpoint import choose_step
+from cuadrilla.train.trained import open_model
 from tests.runs import final
 
 QUICK = ("train.epochs=0", "train.batch_sequences=4", "train.unit_sequences=2", "sample.tokens=0",
@@ -62,11 +63,11 @@ def test_training_goes_on_from_the_imported_weights(published: Path, tmp_path: P
     train(run, "train.steps=2", "optim.lr=1e-9", *CREW)
     weights = final(run.path)
     assert all(torch.allclose(weights[name], began[name], atol=1e-6) for name in began)
-    assert find_stored(run).step.newest == 2
+    assert choose_step(run).newest == 2
     shutil.rmtree(run.path / "model")  # read once, when the run began
     longer = [*QUICK, "train.steps=3", "optim.lr=1e-9", *CREW]
     train_run(read_run_file(run.run_file, sets=longer), run, allow_changes=True)
-    assert find_stored(run).step.newest == 3
+    assert choose_step(run).newest == 3
 
 
 def test_it_writes_and_is_exported_before_it_is_trained(
@@ -95,7 +96,9 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
     save_hf(GPT2(peculiar), published, tokenizer_path=published / "tokenizer.json")
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)
-    assert torch.equal(find_stored(run).load().state_dict()["lm_head.weight"], load_hf(published).head.weight)
+    assert torch.equal(
+        open_model(run.path, device="cpu").model.state_dict()["lm_head.weight"], load_hf(published).head.weight
+    )
     prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
     train(run, "train.steps=2", "optim.kind=muon")
     export_hf(run.path, to=tmp_path / "again")

@@ -13,11 +13,11 @@ from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.hf import load_hf
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint, version_of
+from cuadrilla.train.checkpoint import choose_step, list_checkpoints, load_checkpoint, version_of
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.trained import find_stored, load_trained, open_model, run_of
+from cuadrilla.train.trained import load_trained, open_model, run_of
 from tests.machines import language_run
 
 STEPS = 150
@@ -59,10 +59,10 @@ def test_the_step_of_the_lowest_held_out_loss_is_what_is_used(memorised: RunDir,
     best = min(found, key=found.__getitem__)
     assert best < STEPS
     weights = load_checkpoint(memorised.checkpoints / f"v{best:08d}").model
-    stored, newest = find_stored(memorised), find_stored(memorised, newest=True)
-    assert (stored.step.version, stored.step.newest, newest.step.version) == (best, STEPS, STEPS)
-    assert str(stored.step).startswith(f"step {best} (lowest held-out loss; the newest is {STEPS}")
-    assert load_trained(memorised).step == stored.step
+    chosen, newest = choose_step(memorised), choose_step(memorised, newest=True)
+    assert (chosen.version, chosen.newest, newest.version) == (best, STEPS, STEPS)
+    assert str(chosen).startswith(f"step {best} (lowest held-out loss; the newest is {STEPS}")
+    assert load_trained(memorised).step == chosen
     export_hf(memorised.path, to=tmp_path / "hf")
     state = load_hf(tmp_path / "hf").state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
@@ -70,27 +70,21 @@ def test_the_step_of_the_lowest_held_out_loss_is_what_is_used(memorised: RunDir,
 
 
 def test_a_checkpoint_that_is_named_is_used_and_no_other_in_its_place(copy: RunDir) -> None:
-    best = find_stored(copy).step.version
+    best = choose_step(copy).version
     named = next(path for path in list_checkpoints(copy.checkpoints) if version_of(path) not in (best, STEPS))
     run = run_of(named)
     assert run is not None
-    assert find_stored(run).step.path == find_stored(run, newest=True).step.path == named
+    assert choose_step(run).path == choose_step(run, newest=True).path == named
     assert str(open_model(named).step) == f"step {version_of(named)}"
     (named / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError):
         open_model(named)
 
 
-def test_it_is_said_once_that_the_data_is_learnt_by_heart(memorised: RunDir) -> None:
-    (event,) = [row for row in read_jsonl(memorised.events) if row["event"] == "memorises"]
-    found = curve(memorised)
-    assert event["best_loss"] == found[event["best"]] < event["loss"] == found[event["version"]]
-
-
 def test_a_best_step_that_is_damaged_is_not_used(copy: RunDir, caplog: pytest.LogCaptureFixture) -> None:
-    best = find_stored(copy).step.version
+    best = choose_step(copy).version
     (copy.checkpoints / f"v{best:08d}" / "model.safetensors").write_bytes(b"")
-    assert find_stored(copy).step.version == STEPS
+    assert choose_step(copy).version == STEPS
     assert "the newest is used instead of the best one" in caplog.text
 
 
@@ -108,7 +102,7 @@ def test_patience_ends_a_run_and_more_of_it_goes_on(memorised: RunDir, tmp_path:
     outcome = train(run, "evaluate.patience=2")
     assert (outcome.version, outcome.complete, outcome.interrupted) == (expected, False, False)
     assert "2 evaluations ago" in outcome.reason
-    assert find_stored(run).step.version == outcome.best
+    assert choose_step(run).version == outcome.best
     assert train(run, "evaluate.patience=2").version == expected  # the same command makes no further step
     assert train(run, "evaluate.patience=0").version == STEPS
     assert curve(run) == found

@@ -43,11 +43,11 @@ def test_a_training_in_a_folder_that_is_open(prepared: Path, tmp_path: Path) -> 
     run.path.mkdir()
     shutil.copy(prepared / "run.toml", run.run_file)
     shutil.copytree(prepared.parent / "data", tmp_path / "data")
-    words = ("--set", "checkpoint.journal='on'", "--set", "sample.tokens=4", "--set", "sample.every_tokens=1")
+    words = ("--set", "checkpoint.journal='on'", "--set", "sample.tokens=4", "--set", "evaluate.every_tokens=1")
     done = cuadrilla("train", run.path, *words)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in run.path.iterdir()}
-    assert made >= {"checkpoints", "journal", "logs", "samples", "tokenizer.json", "metrics.jsonl", "events.jsonl"}
+    assert made >= {"checkpoints", "journal", "logs", "tokenizer.json", "metrics.jsonl", "events.jsonl"}
     assert open_to_others(run.path) == {"run.toml"}
 
 

@@ -96,7 +96,7 @@ def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None
     run_through(
         "inproc", assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True, stop_at=6)
     )
-    with pytest.raises(ConfigError, match=r"was 0\.5"):  # from now on it is trained with the new rate
+    with pytest.raises(ConfigError, match=r"optim\.lr \(0\.5"):  # from now on it is trained with the new rate
         execute(tmp_path, RaggedRegression(), *CREW)
 
 

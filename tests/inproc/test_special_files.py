@@ -1,4 +1,4 @@
-"""Files of others: a pipe or a device instead of one, or one that takes all memory, is refused."""
+"""Files of others: a pipe instead of one, or one that takes all memory, is refused."""
 
 import json
 import os
@@ -14,18 +14,15 @@ from tests.inside import cuadrilla
 from tests.models import language_run
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: pipes and devices as files"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: pipes as files"),
     pytest.mark.timeout(60, method="signal", func_only=True),  # a pipe is waited for without end
 ]
 
 
-def put(path: Path, kind: str) -> None:
-    """Something at a path that is no file, instead of what is there."""
+def put(path: Path) -> None:
+    """A pipe instead of what is there."""
     path.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
+    os.mkfifo(path)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,6 @@ IMPORT = ("import", "hf", "--to", "new")
 EVAL = ("eval", "run", "--device", "cpu")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize(
     ("place", "command", "code"),
     [
@@ -62,7 +58,6 @@ EVAL = ("eval", "run", "--device", "cpu")
         ("hf/tokenizer.json", IMPORT, 4),
         ("hf", ("generate", "hf"), 2),
         ("thing.txt", (*EVAL, "--text", "thing.txt"), 4),
-        ("thing.tsv", (*EVAL, "--pairs-file", "thing.tsv"), 4),
         ("thing.txt", ("data", "prepare", "thing.txt", "--out", "out"), 4),
         ("thing.json", ("data", "prepare", "cuentos:200", "--out", "out", "--tokenizer", "thing.json"), 4),
         ("data/manifest.json", ("data", "stats", "data"), 4),
@@ -71,10 +66,10 @@ EVAL = ("eval", "run", "--device", "cpu")
         ("run/config.json", ("generate", "run"), 2),
     ],
 )
-def test_what_is_no_file(here: Path, place: str, command: tuple[str, ...], code: int, kind: str) -> None:
+def test_what_is_no_file(here: Path, place: str, command: tuple[str, ...], code: int) -> None:
     if (here / place).is_dir():
         shutil.rmtree(here / place)
-    put(here / place, kind)
+    put(here / place)
     done = cuadrilla(*command, cwd=here)
     assert done.returncode == code, done.stderr
     assert "hint:" in done.stderr
@@ -83,15 +78,14 @@ def test_what_is_no_file(here: Path, place: str, command: tuple[str, ...], code:
     assert not (here / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_left_out(here: Path, kind: str) -> None:
+def test_what_is_left_out(here: Path) -> None:
     """Of a model its card, of a run's page what it can do without."""
-    put(here / "hf" / "README.md", kind)
+    put(here / "hf" / "README.md")
     done = cuadrilla("import", here / "hf", "--to", here / "new")
     assert done.returncode == 0, done.stderr
     run = RunDir(here / "run")
     for path in (run.config, run.env, run.status, run.events, here / "data" / "manifest.json"):
-        put(path, kind)
+        put(path)
     done = cuadrilla("dashboard", run.path, "--save", here / "page.html")
     assert done.returncode == 0, done.stderr
     assert (here / "page.html").stat().st_size > 1000

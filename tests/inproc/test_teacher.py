@@ -14,7 +14,7 @@ from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.trained import find_stored
+from cuadrilla.train.checkpoint import choose_step
 from tests.machines import language_run
 from tests.runs import final
 
@@ -81,7 +81,7 @@ def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
     capsys.readouterr()
     evaluate([one.path], device="cpu")
     assert f"{row['val_loss']:.4f}" in capsys.readouterr().out
-    assert find_stored(one).step.newest == 4
+    assert choose_step(one).newest == 4
 
 
 def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_teacher_belongs_to_the_run(data: Path, teacher: RunDir, tmp_path: Pat
         train(run)
     weights.write_bytes(kept)
     train(run)
-    assert find_stored(run).step.newest == 4
+    assert choose_step(run).newest == 4

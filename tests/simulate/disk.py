@@ -32,7 +32,7 @@ from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Reduced
 from cuadrilla.train.guard import Verdict
-from cuadrilla.train.heldout import HeldOut
+from cuadrilla.train.store import HeldOut
 
 UNIT_TOKENS = 10
 RULES = Rules(

@@ -48,7 +48,7 @@ def test_a_crew_tells(run: RunDir) -> None:
     wait_for(lambda: "left" in [event for event, _ in told(run)], crew)
     stop(crew)
     heard = told(run)  # on a busy machine the worker was late first
-    assert next(text for event, text in heard if event == "left").startswith("casa: worker-2 has left: ")
+    assert next(text for event, text in heard if event == "left").startswith("worker-2 has left: ")
     assert heard[-1][0] == "stopped"
     (run.path / "told").unlink()
     (run.path / "task.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})")

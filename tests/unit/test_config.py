@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cuadrilla.config import AdamWSection, Config
 from cuadrilla.errors import ConfigError
 from cuadrilla.newrun import SIZES, run_file_text
-from cuadrilla.runfile import KEPT, canonical, differences, dump, read_run_file, resolve, to_toml
+from cuadrilla.runfile import KEPT, differences, dump, read_run_file, resolve, to_toml
 
 pytestmark = pytest.mark.unit
 
@@ -35,28 +35,28 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("optim.lr='1e-4'", "valid number", ""),
         ("optim.lr=nan", "finite", ""),
         ("optim.lr=inf", "finite", ""),
-        ("optim.lr=-1", "greater than 0", ""),
-        ("optim.lr=0", "greater than 0", ""),
+        ("optim.lr=-1", "> 0", ""),
+        ("optim.lr=0", "> 0", ""),
         ("train.tokens=1e30", "valid integer", ""),
-        ("train.tokens=1000000000000000000000000000000", "less than or equal to", ""),
+        ("train.tokens=1000000000000000000000000000000", "≤", ""),
         ("train.compile=yes", "valid boolean", ""),
         ("train.compile='on'", "valid boolean", ""),
         ("run.seed=08", "valid integer", ""),
-        ("run.seed=-1", "greater than or equal to 0", ""),
-        ("model.heads=5", "128 is not divisible by 5 heads; use 125 or 130", ""),
+        ("run.seed=-1", "≥ 0", ""),
+        ("model.heads=5", "128 is not divisible by 5 heads", ""),
         ("model.preset=gigantic", "'micro', 'mini'", ""),
         ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
         ("train.device=gpu", "pattern", ""),
         ("optim.kind=lion", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0.5]", 'processes of a crew: add engine.kind = "crew"', ""),
-        ("engine={kind = 'crew', workers = [1, 0]}", "greater than 0", ""),
+        ("engine={kind = 'crew', workers = [1, 0]}", "> 0", ""),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
         ("engine={kind = 'crew', devices = 'cuda:'}", "should be auto, or devices such as", ""),
         ("schedule.cooldown=0.99", "exceed 1", ""),
         ("train=3", "should be a table", ""),
         ("data.folder.x=3", "is a value, not a section", ""),
         ("no equals sign", "not of the form", "optim.lr"),
-        ("schema=99", "schema 99; this cuadrilla reads schema 1", "upgrade"),
+        ("schema=99", "schema: should be one of 1", ""),
     ],
 )
 def test_refused(item: str, message: str, hint: str) -> None:
@@ -75,8 +75,6 @@ def test_refused(item: str, message: str, hint: str) -> None:
         "\tx",
         "x = 'a",
         "[" * 100_000,
-        "a." * 10_000 + "b = 1",
-        "x = " + "{a = " * 50 + "1" + "}" * 50,
     ],
 )
 def test_broken_files(text: str) -> None:
@@ -88,7 +86,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
     for raw, message in (
         (BASE.encode("utf-16"), "not UTF-8"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b"# \n" * 500_000, "larger than"),
+        (b"# \n" * 500_000, "more than 1,000,000 bytes"),
     ):
         path.write_bytes(raw)
         with pytest.raises(ConfigError, match=message):
@@ -154,7 +152,6 @@ def test_any_value_for_any_key_is_accepted_or_refused(key: str, value: Any) -> N
 def test_dump_and_toml_round_trip() -> None:
     config = resolve(BASE, sets=["optim.kind=adamw", 'engine.kind="crew"', "engine.workers=[1, 0.5]"]).config
     assert resolve(to_toml(config)).config == config
-    assert canonical(config) == canonical(resolve(to_toml(config)).config)
     other = resolve(BASE, sets=["optim.lr=0.7"]).config
     assert differences(dump(resolve(BASE).config), dump(other)) == {"optim.lr": (0.02, 0.7)}
 

@@ -70,11 +70,6 @@ def test_auto_asks_the_processor_and_names_its_reason() -> None:
     assert (chosen.dtype == torch.bfloat16) == (chosen.reason != "CPU without native bf16")
 
 
-def test_a_limit_for_onednn_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
-    assert choose_precision("auto", device=CPU).dtype == torch.float32
-
-
 @pytest.mark.parametrize(("asked", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_what_was_asked_for_is_taken_whatever_the_processor_has(asked: str, dtype: torch.dtype) -> None:
     chosen = choose_precision(asked, device=CPU)

@@ -10,7 +10,7 @@ from cuadrilla.config import Config, Section
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import dump, field_help, leaves, read_run_file, resolve
+from cuadrilla.runfile import dump, leaves, read_run_file, resolve
 
 SIZES = ("layers", "heads", "width", "context")
 
@@ -52,7 +52,8 @@ def explain_config() -> None:
     for section in Config.model_fields:
         value = getattr(example, section)
         if isinstance(value, Section):
-            for key, text in field_help(type(value)).items():
-                meaning = Message(text) if options.json else shown(Message(text), language()).replace("\n", " ")
+            for key, field in type(value).model_fields.items():
+                text = Message(field.description or "")
+                meaning = text if options.json else shown(text, language()).replace("\n", " ")
                 rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": meaning})
     emit_table(rows)

@@ -234,14 +234,14 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
         "stories right    {stories_right:.1%} of {stories}\n"
         "pairs right      {pairs_right:.1%} of {pairs}",
         bits=held_out["bits_per_byte"],
-        stories_right=report.stories_right,
-        stories=report.num_stories,
-        pairs_right=report.pairs_right,
-        pairs=report.num_pairs,
+        stories_right=report["stories_right"],
+        stories=report["num_stories"],
+        pairs_right=report["pairs_right"],
+        pairs=report["num_pairs"],
     )
     return {
         "bits_per_byte": held_out["bits_per_byte"],
-        "stories_right": report.stories_right,
-        "pairs_right": report.pairs_right,
-        "examples": report.examples,
+        "stories_right": report["stories_right"],
+        "pairs_right": report["pairs_right"],
+        "examples": report["examples"],
     }

@@ -1,6 +1,5 @@
 """`cuadrilla eval`: what one run has learnt, or several models side by side."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -101,7 +100,7 @@ def _evaluate_run(run: "RunDir", wanted: Measurement) -> None:
             trained.model, trained.task.tokenizer, num_stories=wanted.stories, num_pairs=wanted.pairs,
             temperature=wanted.temperature, seed=wanted.seed,
         )  # fmt: skip
-        result |= {key: value for key, value in asdict(report).items() if key != "examples"}
+        result |= {key: value for key, value in report.items() if key != "examples"}
     if options.json:
         emit_json(result)
         return
@@ -126,7 +125,6 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
             path=paths[0],
             hint="leave it out, or evaluate {path} alone",
         )
-    _refuse_twice(paths)
     measured: list[dict[str, Any]] = []
     figures: list[list[Figure]] = []
     tests = _open_tests(paths, wanted)
@@ -146,7 +144,7 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
         return
     rows: list[dict[str, str]] = [{"measure": "parameters", "on": "", **_columns(measured, "parameters")}]
     for same in zip(*figures, strict=True):
-        shown = {row["model"]: _shown(each.value, error=each.error) for row, each in zip(measured, same, strict=True)}
+        shown = {row["model"]: _shown(each.value, error=each.margin) for row, each in zip(measured, same, strict=True)}
         rows.append({"measure": same[0].name, "on": same[0].of, **shown})
     emit_table(rows)
     for path, found in zip(paths[1:], _differences(figures)[1:], strict=True):
@@ -161,13 +159,7 @@ def _compare(paths: Sequence[Path], wanted: Measurement) -> None:
                 low=each["low"],
                 high=each["high"],
             )
-    say("± is one standard error; --json has sums, counts and 95 % intervals")
-
-
-def _refuse_twice(paths: Sequence[Path]) -> None:
-    for path, count in Counter(path.resolve() for path in paths).items():
-        if count > 1:
-            raise ConfigError("{path} is named twice", path=path, hint="compare it with another model")
+    say("± is half of the 95 % interval; --json has sums, counts and both ends")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,12 @@ import typer
 from cuadrilla.cli.model import Newest
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, remove_leftovers, typed, write_atomic
+from cuadrilla.rundir import remove_leftovers, typed, write_atomic
 
 if TYPE_CHECKING:
+    from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.train.checkpoint import Step
+    from cuadrilla.train.trained import ModelSource
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -36,19 +38,18 @@ def export_hf(
     """A folder that Hugging Face's transformers opens, with a model card."""
     from cuadrilla.model.hf import FILES, save_hf
     from cuadrilla.train.card import model_card
-    from cuadrilla.train.trained import find_stored
 
     options.json |= json
     found = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
     strange = [name for name in found if name not in (*FILES, CARD) and not _LEFTOVER.fullmatch(name)]
     if strange:
         raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
-    stored = find_stored(_run_dir(run), newest=newest)
+    model, source = _open(run, newest=newest)
     for name in (*FILES, CARD):
         remove_leftovers(to / name)
-    save_hf(stored.load(), to, tokenizer_path=stored.tokenizer_path)
-    write_atomic(to / CARD, model_card(stored))
-    _report(to, step=stored.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
+    save_hf(model, to, tokenizer_path=source.tokenizer_path)
+    write_atomic(to / CARD, model_card(model, source))
+    _report(to, step=source.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
 
 
 @app.command("gguf")
@@ -62,27 +63,29 @@ def export_gguf(
     """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
     from cuadrilla.train.card import licences, manifest_of, num_parameters
-    from cuadrilla.train.trained import find_stored
 
     options.json |= json
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")
-    stored = find_stored(_run_dir(run), newest=newest)
+    model, source = _open(run, newest=newest)
     about = Description(
-        name=stored.name,
-        description=f"GPT-2, {num_parameters(stored.config):,} parameters, step {stored.step.version:,}",
-        licence=", ".join(licences(manifest_of(stored))),
+        name=source.run.path.resolve().name,
+        description=f"GPT-2, {num_parameters(model):,} parameters, step {source.step.version:,}",
+        licence=", ".join(licences(manifest_of(source))),
     )
-    read = stored.load().state_dict().__getitem__
-    write_gguf(to, config=stored.config, tokenizer_path=stored.tokenizer_path, read=read, half=f16, about=about)
-    _report(to, step=stored.step, num_bytes=to.stat().st_size)
+    read = model.state_dict().__getitem__
+    write_gguf(to, config=model.config, tokenizer_path=source.tokenizer_path, read=read, half=f16, about=about)
+    _report(to, step=source.step, num_bytes=to.stat().st_size)
 
 
-def _run_dir(run: Path) -> RunDir:
-    from cuadrilla.train.trained import run_of
+def _open(run: Path, *, newest: bool) -> "tuple[GPT2, ModelSource]":
+    from cuadrilla.train.trained import open_model
 
-    return run_of(run) or RunDir(run.parent if run.is_file() else run)
+    found = open_model(run, device="cpu", newest=newest, precision="fp32")
+    if (source := found.source) is None:
+        raise ConfigError("{path} is not a run", path=run, hint="name a trained run")
+    return found.model, source
 
 
 def _report(to: Path, *, step: "Step", num_bytes: int) -> None:

@@ -52,7 +52,6 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.train.checkpoint import (
     best_version,
-    check_finite,
     prune_checkpoints,
     verify_checkpoint,
 )
@@ -257,7 +256,6 @@ class CrewExecutor:
             return
         try:
             verify_checkpoint(arrived)
-            check_finite(arrived)
         except CheckpointError as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)

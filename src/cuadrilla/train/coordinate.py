@@ -48,11 +48,6 @@ MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, Assertion
 WAIT_SECONDS = 0.2
 MAX_LOSS = 1e15
 """Per token: squares of it are added."""
-MEMORISES = (
-    "held-out loss was lowest at step %d (%.4g, now %.4g) while training loss keeps falling: the model learns "
-    "the data by heart. That step is kept; `eval`, `generate` and `export` use it. More data, fewer epochs or "
-    "a teacher (train.teacher) would help"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +108,6 @@ class CoordinatorRuntime:
         is_reached = 0 < stop_at <= coordinator.version
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
-        self._told_memorises = False
         self._row: dict[str, Any] = {}
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
@@ -397,8 +391,7 @@ class CoordinatorRuntime:
         self._since = self._clock()
         if 0 < self._stop_at <= version:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
-        if "val_loss" in self._row:
-            self._judge_held_out(version)
+        self._stop_reason = self._stop_reason or self._out_of_patience()
 
     def _note_length(self, *, before: int) -> None:
         """The strategy has chosen another number of steps for the next round than the last one had."""
@@ -426,20 +419,6 @@ class CoordinatorRuntime:
         version, row = found
         self._log_row(version, row)
         self._store.evaluated(row, version=version)
-        if "val_loss" in row:
-            self._judge_held_out(version)
-
-    def _judge_held_out(self, evaluated: int) -> None:
-        """After an evaluation: say once that the text is learnt by heart; stop when patience is at its end."""
-        held_out = self._store.held_out
-        if held_out.best is None:
-            return
-        loss, version = held_out.best
-        if held_out.memorises and not self._told_memorises:
-            self._told_memorises = True
-            fields = {"version": evaluated, "best": version, "best_loss": loss, "loss": held_out.last}
-            self._store.event("memorises", **fields)
-            log.warning(MEMORISES, version, loss, held_out.last)
         self._stop_reason = self._stop_reason or self._out_of_patience()
 
     def _out_of_patience(self) -> str:

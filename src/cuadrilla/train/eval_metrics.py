@@ -4,9 +4,9 @@
   window on with at least half a context before it. End-of-text itself is not predicted, so that only text counts.
 * Minimal pairs: how often the allowed text is likelier than the other.
 
-`error` is a standard error: over windows for bits per byte (the ratio's linearisation; neighbouring windows of one text
-are alike, so it is rather too small), over items for shares. `low` and `high` are a 95 % interval: Wilson's for shares
-of right answers, which holds at 0 and 1 too. Two models are compared by `difference`, on the same documents or pairs.
+`low` and `high` are a 95 % interval: of as many draws with replacement from windows of a text, or from pairs, as there
+are (percentile bootstrap; Efron and Tibshirani 1993, chapter 13). Neighbouring windows of one text are alike, so that
+interval is rather too small. Two models are compared by `difference`, on the same documents or pairs.
 """
 
 import math
@@ -24,26 +24,31 @@ from cuadrilla.model.language import NATS_PER_BIT, Pair, wins
 
 WINDOWS_PER_BATCH = 16
 RESAMPLES = 2_000
-MOST_BLOCKS = 2_000
-NORMAL_95 = 1.959964
+MAX_BLOCKS = 2_000
+"""Of more items, neighbours are drawn together."""
+Items = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`value` is `total / count`; `count` counts `unit`s. `error` is None where one item cannot tell."""
+    """`value` is `total / count`; `count` counts `unit`s. `low` and `high` are None where one item cannot tell."""
 
     name: str
     of: str
     """The file it was measured on, or what else."""
     value: float
-    error: float | None
     low: float | None
     high: float | None
     total: float
     count: int
     unit: str
-    items: tuple[tuple[float, int], ...] = ()
+    items: Items = ()
     """(part of `total`, part of `count`) of each document or pair, in the order of the test."""
+
+    @property
+    def margin(self) -> float | None:
+        """Half of the interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +63,26 @@ class Difference:
 def difference(one: Figure, other: Figure) -> Difference | None:
     """`one` minus `other`, item by item; None if they do not share at least two items.
 
-    What is hard in a text is hard for both, so this is surer than the two figures' own errors. The interval is that of
-    `RESAMPLES` draws of as many items with replacement (percentile bootstrap; Efron and Tibshirani 1993, chapter 13);
-    of more than `MOST_BLOCKS` items, neighbours are drawn together.
+    What is hard in a text is hard for both, so this is surer than the two figures' own intervals.
     """
-    counts = np.array([count for _, count in one.items], dtype=np.float64)
-    if len(counts) < 2 or [count for _, count in other.items] != [count for _, count in one.items]:
+    if [count for _, count in one.items] != [count for _, count in other.items]:
         return None
-    parts = np.array([a - b for (a, _), (b, _) in zip(one.items, other.items, strict=True)])
-    begins = np.unique(np.linspace(0, len(parts), min(len(parts), MOST_BLOCKS), endpoint=False).astype(np.int64))
-    parts, counts = np.add.reduceat(parts, begins), np.add.reduceat(counts, begins)
+    items = [(a - b, count) for (a, count), (b, _) in zip(one.items, other.items, strict=True)]
+    low, high = _interval(items)
+    if low is None or high is None:
+        return None
+    return Difference(value=math.fsum(part for part, _ in items) / one.count, low=low, high=high)
+
+
+def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tuple[None, None]:
+    """Of the sum of the parts over the sum of the counts; (None, None) for a single item."""
+    if len(items) < 2:
+        return None, None
+    begins = np.unique(np.linspace(0, len(items), min(len(items), MAX_BLOCKS), endpoint=False).astype(np.int64))
+    parts, counts = np.add.reduceat(np.array(items, dtype=np.float64), begins).T
     drawn = np.random.default_rng(0).multinomial(len(parts), np.full(len(parts), 1 / len(parts)), size=RESAMPLES)
     low, high = np.quantile(drawn @ parts / (drawn @ counts), [0.025, 0.975])
-    return Difference(value=float(parts.sum() / counts.sum()), low=float(low), high=float(high))
+    return float(low), float(high)
 
 
 @torch.no_grad()
@@ -95,17 +107,19 @@ def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: 
             found += _measure(model, tokenizer, batch)
             batch = []
     found += _measure(model, tokenizer, batch) if batch else []
-    num_bytes = sum(sizes)
-    if not num_bytes:
+    if not sum(sizes):
         raise DataError("{file} holds no text", file=of, hint="give a file of text")
-    bits, error = math.fsum(value for value, _ in found), _error_of_ratio(found)
     by_document = np.bincount(document_of, weights=[value for value, _ in found], minlength=len(sizes)).tolist()
-    value, margin = bits / num_bytes, None if error is None else NORMAL_95 * error
+    return _figure("bits_per_byte", tuple(zip(by_document, sizes, strict=True)), of=of, unit="bytes", drawn_from=found)
+
+
+def _figure(name: str, items: Items, *, of: str, unit: str, drawn_from: Items) -> Figure:
+    total, count = math.fsum(part for part, _ in items), sum(size for _, size in items)
+    scale = count / sum(size for _, size in drawn_from)  # a character that two windows share counts in both
+    low, high = _interval([(part, size * scale) for part, size in drawn_from])
     return Figure(
-        name="bits_per_byte", of=of, value=value, error=error, low=None if margin is None else value - margin,
-        high=None if margin is None else value + margin, total=bits, count=num_bytes, unit="bytes",
-        items=tuple(zip(by_document, sizes, strict=True)),
-    )  # fmt: skip
+        name=name, of=of, value=total / count, low=low, high=high, total=total, count=count, unit=unit, items=items
+    )
 
 
 def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int], int]]:
@@ -135,26 +149,6 @@ def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int],
 
 
 def pair_figure(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair], *, of: str) -> Figure:
-    """How often the allowed text of a pair is the likelier one; a tie counts half.
-
-    With Wilson's interval (1927, doi:10.1080/01621459.1927.10502953).
-    """
+    """How often the allowed text of a pair is the likelier one; a tie counts half."""
     items = tuple((part, 1) for part in wins(model, tokenizer, pairs))
-    count, total, z = len(items), math.fsum(part for part, _ in items), NORMAL_95
-    value = total / count
-    middle = (value + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * math.sqrt(value * (1 - value) / count + z**2 / (4 * count**2))
-    return Figure(
-        name="pairs_right", of=of, value=value, error=_error_of_ratio(items), low=max(middle - half, 0.0),
-        high=min(middle + half, 1.0), total=total, count=count, unit="pairs", items=items,
-    )  # fmt: skip
-
-
-def _error_of_ratio(items: Sequence[tuple[float, int]]) -> float | None:
-    """The standard error of Σ total / Σ count; None where one item cannot tell."""
-    number, total = len(items), sum(size for _, size in items)
-    if number < 2:
-        return None
-    ratio = math.fsum(value for value, _ in items) / total
-    squares = math.fsum((value - ratio * size) ** 2 for value, size in items)
-    return math.sqrt(squares * number / (number - 1)) / total
+    return _figure("pairs_right", items, of=of, unit="pairs", drawn_from=items)

@@ -1,13 +1,11 @@
 """Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
 
 import copy
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, ThreadPool
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +16,13 @@ from cuadrilla.config import EvaluateSection, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import ResourceError
 from cuadrilla.model.generate import for_inference, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
-from cuadrilla.rundir import make_private, write_atomic
 from cuadrilla.train.precision import Precision
 from cuadrilla.train.sinks import Scalars
-
-log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -39,7 +33,7 @@ STORIES_PER_BATCH = 100
 
 @dataclass(kw_only=True)
 class Observer:
-    """Evaluates and samples the weights of record when a commit crosses the sections' token intervals.
+    """Evaluates and samples the weights of record when a commit crosses a token interval.
 
     `beside`: a copy of them, in a thread of its own, while workers in other processes go on. The thread is a daemon:
     Ctrl-C does not wait for it.
@@ -53,29 +47,25 @@ class Observer:
     sample: SampleSection
     step_tokens: int
     total_tokens: int
-    samples: Path
     beside: bool = False
     _running: tuple[int, Row, AsyncResult[Scalars]] | None = None
 
     def due(self, version: int, *, steps: int) -> bool:
-        return self._evaluates(version, steps) or self._samples(version, steps)
+        """Whether planned tokens have passed a multiple of the interval in the last `steps`, or the end."""
+        every = self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
+        tokens, before = version * self.step_tokens, (version - steps) * self.step_tokens
+        return tokens >= self.total_tokens or tokens // every > before // every
 
     def observe(self, version: int, model: nn.Module | None = None, *, steps: int) -> Scalars:
         """What to log beside the commit of `version`, whose weights `model` has, so many steps after the one before; {}
         when nothing is due.
         """
-        model = model or self.model
-        found: dict[str, float | int | str] = {}
-        if self._evaluates(version, steps):
-            number = self.evaluate.sequences
-            measures = evaluate(self.task, model, sequences=number, device=self.device, precision=self.precision)
-            found |= {f"val_{name}": value for name, value in measures.items()}
-        if self._samples(version, steps):
-            text = sample(self.task, model, section=self.sample, seed=version)
-            if text:
-                self._keep(text, version)
-                found["sample"] = text
-        return found
+        if not self.due(version, steps=steps):
+            return {}
+        model, number = model or self.model, self.evaluate.sequences
+        measures = evaluate(self.task, model, sequences=number, device=self.device, precision=self.precision)
+        text = sample(self.task, model, section=self.sample, seed=version)
+        return {**{f"val_{name}": value for name, value in measures.items()}, **({"sample": text} if text else {})}
 
     def begin(self, version: int, row: Row, *, steps: int) -> None:
         """Observe a copy of the weights as they are now; `row` is what is known of them. What was begun before has been
@@ -102,30 +92,6 @@ class Observer:
             return None
         (version, row, found), self._running = self._running, None
         return version, {**row, **found.get()}
-
-    def _evaluates(self, version: int, steps: int) -> bool:
-        return self._crossed(self._every, version, steps)
-
-    def _samples(self, version: int, steps: int) -> bool:
-        return self._crossed(self.sample.every_tokens or self._every, version, steps)
-
-    @property
-    def _every(self) -> int:
-        return self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
-
-    def _crossed(self, every: int, version: int, steps: int) -> bool:
-        """Counts planned tokens."""
-        tokens, before = version * self.step_tokens, (version - steps) * self.step_tokens
-        return tokens >= self.total_tokens or tokens // every > before // every
-
-    def _keep(self, text: str, version: int) -> None:
-        """A sample that cannot be written is no reason to stop a training."""
-        path = self.samples / f"v{version:08d}.txt"
-        try:
-            make_private(self.samples)
-            write_atomic(path, text + "\n")
-        except ResourceError as error:
-            log.warning("%s", error.message)
 
 
 def evaluate(
@@ -166,22 +132,13 @@ def _not_training(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoryReport:
-    """How a model of the built-in stories does: parts in [0, 1]. `faults`: how often each kind came first."""
-
-    num_stories: int
-    stories_right: float
-    faults: dict[str, int]
-    num_pairs: int
-    pairs_right: float
-    examples: tuple[str, ...]
-
-
 def judge_stories(
     model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
-) -> StoryReport:
-    """Let the model tell stories and check them; let it choose in minimal pairs (seed 1: never trained on)."""
+) -> dict[str, Any]:
+    """Let the model tell stories and check them; let it choose in minimal pairs (seed 1: never trained on).
+
+    `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: how often each kind came first.
+    """
     end = tokenizer.end_of_text
     sampling = Sampling(temperature=temperature, max_tokens=model.config.context, stop_ids=(end,), seed=seed)
     ready = for_inference(model)
@@ -191,13 +148,12 @@ def judge_stories(
         ids = generate_batch(ready, prompts, sampling=replace(sampling, seed=seed + first))
         texts += [tokenizer.decode(story).strip() for story in ids]
     found = [cuentos.check(text) for text in texts]
-    faults = Counter(problems[0].kind for problems in found if problems)
     pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
-    return StoryReport(
-        num_stories=num_stories,
-        stories_right=sum(not problems for problems in found) / max(num_stories, 1),
-        faults=dict(faults.most_common()),
-        num_pairs=num_pairs,
-        pairs_right=prefers_good(model, tokenizer, pairs) if pairs else 0.0,
-        examples=tuple(text for text, problems in zip(texts, found, strict=True) if not problems)[:3],
-    )
+    return {
+        "num_stories": num_stories,
+        "stories_right": sum(not problems for problems in found) / max(num_stories, 1),
+        "faults": dict(Counter(problems[0].kind for problems in found if problems).most_common()),
+        "num_pairs": num_pairs,
+        "pairs_right": prefers_good(model, tokenizer, pairs) if pairs else 0.0,
+        "examples": [text for text, problems in zip(texts, found, strict=True) if not problems][:3],
+    }

@@ -1,6 +1,5 @@
 """Which arithmetic a device computes in, and why. Weights and optimizer state stay in fp32 everywhere."""
 
-import os
 import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +15,6 @@ from cuadrilla.messages import Message
 BF16_CUDA_CAPABILITY = (8, 0)
 FP16_CUDA_CAPABILITY = (6, 0)
 INITIAL_FP16_SCALE = 2.0**16
-ISA_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""Limits that a user may set for oneDNN, which then does not use what the processor has."""
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]?))?")
 
 
@@ -62,19 +59,12 @@ def choose_device(requested: str) -> torch.device:
         hint = "use auto, cpu, cuda, cuda:1, mps or xpu"
         raise DeviceError("{device!r} is not a device", device=requested, hint=hint)
     device = torch.device(requested)
-    if not available[device.type]:
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if not available[device.type] or (device.index or 0) >= count:
         raise DeviceError(
             "device {device} is not available in this installation",
             device=requested,
             hint="see `cuadrilla doctor`, or use auto",
-        )
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise DeviceError(
-            "device {device}: there are only {devices} CUDA devices",
-            device=requested,
-            devices=count,
-            hint="see `cuadrilla doctor`",
         )
     return device
 
@@ -93,8 +83,7 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
         case "cuda":
             return choose_for_cuda(torch.cuda.get_device_capability(device))
         case "cpu":
-            limited = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ISA_WITHOUT_BF16
-            return choose_for_cpu(() if limited else cpu_flags())
+            return choose_for_cpu(cpu_flags())
         case "xpu":
             return Precision(dtype=torch.bfloat16, reason="XPU")
         case _:

@@ -2,11 +2,9 @@
 
 import math
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,9 @@ from torch import nn
 
 from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
 from cuadrilla.data.shards import TOKENIZER
-from cuadrilla.errors import CheckpointError, ConfigError, DataError, ResourceError, TaskError
+from cuadrilla.errors import CheckpointError, ConfigError, DataError, TaskError
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout, layouts
-from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
@@ -26,7 +23,7 @@ from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
 from cuadrilla.plan.decide import decide
 from cuadrilla.plan.share import share_units
-from cuadrilla.rundir import RunDir, file_sha256, read_regular, typed, write_atomic
+from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
@@ -46,7 +43,6 @@ from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sinks import Sink
 from cuadrilla.train.store import Store
 
-SPARE_DISK_BYTES = 2**30
 # A run may be resumed with other values of these; anything else changes what is being trained.
 FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
                   "train.threads", "train.compile", "train.pass_sequences", "data.folder", "task.path",
@@ -222,22 +218,6 @@ def measure_length(config: Config, task: Task) -> Length:
     )
 
 
-def _keep_tokenizer(task: language.LanguageTask, run: RunDir) -> None:
-    """The data folder may go away; the model's tokenizer stays. Raises DataError, ResourceError."""
-    try:
-        content = read_regular(task.folder / TOKENIZER)
-        kept = read_regular(run.tokenizer) if run.tokenizer.exists() else b""
-    except OSError as error:
-        raise DataError(
-            "cannot read {path}: {reason}",
-            path=error.filename,
-            reason=error.strerror,
-            hint="prepare the data folder again",
-        ) from error
-    if kept != content:
-        write_atomic(run.tokenizer, content, private=True)
-
-
 def assemble(
     config: Config,
     run: RunDir,
@@ -262,9 +242,10 @@ def assemble(
     merge = equipment.strategy.merge(model, equipment.recipe)
     guard = Guard(section=config.guard)
     store = make_store(config, run, merge=merge, model=model, task=task)
-    state = _come_back(store, guard, run=run, identity=store.identity, allow_changes=allow_changes)
-    if isinstance(task, language.LanguageTask):
-        _keep_tokenizer(task, run)
+    state = store.recover(guard, check=lambda old: check_identity(old, store.identity, allow_changes=allow_changes))
+    if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):
+        # The data folder may go away.
+        write_atomic(run.tokenizer, (task.folder / TOKENIZER).read_bytes(), private=True)
     observer = Observer(
         task=task,
         model=model,
@@ -274,7 +255,6 @@ def assemble(
         sample=config.sample,
         step_tokens=length.step_tokens,
         total_tokens=length.total_tokens,
-        samples=run.samples,
         beside=isinstance(config.engine, CrewEngine),
     )
     coordinator = make_coordinator(equipment, state)
@@ -375,24 +355,6 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
     )
 
 
-def _come_back(
-    store: Store, guard: Guard, *, run: RunDir, identity: Mapping[str, Any], allow_changes: bool
-) -> dict[str, Any] | None:
-    state = store.recover(guard, check=lambda old: check_identity(old, identity, allow_changes=allow_changes))
-    if state is None:
-        needed = 2 * 3 * sum(tensor.numel() * 4 for tensor in store.tensors.values()) + SPARE_DISK_BYTES
-        free = shutil.disk_usage(run.path).free
-        if free < needed:
-            raise ResourceError(
-                "{folder} has {free:.2f} GiB free; two checkpoints and 1 GiB to spare need {needed:.2f} GiB",
-                folder=run.path,
-                free=free / 2**30,
-                needed=needed / 2**30,
-                hint="free some space, or put the run on another disk",
-            )
-    return state
-
-
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> bool:
     """Compare what a checkpoint was trained with to what is asked now; True if settings of the updates have changed.
 
@@ -403,11 +365,7 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
             "the training data, or a teacher, is not the one this run began with",
             hint="restore the folder, or start a new run in a new folder",
         )
-    try:
-        before = dump(Config.model_validate(old["config"]))  # keys that a newer cuadrilla has added get their defaults
-    except ValueError:
-        before = old["config"]
-    changed = differences(before, new["config"])
+    changed = differences(old["config"], new["config"])
     fixed = {
         key: pair
         for key, pair in changed.items()
@@ -429,9 +387,5 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
     return bool(guarded)
 
 
-def _describe(changes: Mapping[str, tuple[Any, Any]]) -> Message:
-    each = (
-        Message("{key} (was {old}, now {new})", key=key, old=str(old), new=str(new))
-        for key, (old, new) in changes.items()
-    )
-    return reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), each)
+def _describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} ({old} → {new})" for key, (old, new) in changes.items())

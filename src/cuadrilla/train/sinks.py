@@ -1,18 +1,17 @@
 """Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it."""
 
-import io
 import json
 import logging
 import math
-import os
-import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from cuadrilla.errors import EnvironmentProblem, ResourceError
-from cuadrilla.rundir import KeptLines, KeptRecords, make_private
+from cuadrilla.rundir import KeptLines, make_private, storage_errors
+
+FLUSH_SECONDS = 10
 
 log = logging.getLogger(__name__)
 
@@ -54,56 +53,38 @@ class JsonlSink:
         self._lines.append(json.dumps({"version": step, **finite(scalars)}, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        _end_with(lambda: self._lines.append(""))
-
-
-def _end_with(write: Callable[[], None]) -> None:
-    """Do the last write of a sink: what fails of it costs these rows, and is no failure of a run that has ended."""
-    try:
-        write()
-    except ResourceError as error:
-        log.warning("%s: the last rows are missing there", error.message)
+        try:
+            self._lines.append("")
+        except ResourceError as error:  # no failure of a run that has ended
+            log.warning("%s: the last rows are missing there", error.message)
 
 
 class TensorBoardSink:
-    """Writes an event file; needs the extra `tensorboard`.
-
-    Not by its writer, whose thread ends for good at the first write that fails.
-    """
+    """Writes an event file; needs the extra `tensorboard`. It ends for good where its disk is full."""
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import summary
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise EnvironmentProblem(
                 "TensorBoard is not installed", hint='pip install "cuadrilla[tensorboard]"'
             ) from error
         make_private(folder)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.{time.perf_counter_ns()}"
-        self._records = KeptRecords(folder.absolute() / name)
-        self._summary: Any = summary
-        self._append(file_version="brain.Event:2")
+        self._folder = folder
+        self._writer: Any = SummaryWriter(str(folder.absolute()), flush_secs=FLUSH_SECONDS)
 
     def log(self, step: int, scalars: Scalars) -> None:
-        """Raises ResourceError; the row is kept then, and written later."""
-        values: list[Any] = []
-        for key, value in scalars.items():
-            if isinstance(value, int | float):
-                values += self._summary.scalar(key, value).value
-            elif isinstance(value, Mapping):
-                for name, part in value.items():
-                    values += self._summary.scalar(f"{key}/{name}", part).value
-            elif key == "sample":
-                values += self._summary.text(key, value).value
-        self._append(step=step, summary={"value": values})
-
-    def _append(self, **event: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        record = io.BytesIO()
-        RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
-        self._records.append(record.getvalue())
+        """Raises ResourceError."""
+        with storage_errors(self._folder):
+            for key, value in scalars.items():
+                if isinstance(value, Mapping):
+                    for name, part in value.items():
+                        self._writer.add_scalar(f"{key}/{name}", part, step)
+                elif isinstance(value, int | float):
+                    self._writer.add_scalar(key, value, step)
+                elif key == "sample":
+                    self._writer.add_text(key, value, step)
 
     def close(self) -> None:
-        _end_with(lambda: self._records.append(b""))
+        with suppress(OSError):
+            self._writer.close()

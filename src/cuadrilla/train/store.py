@@ -9,6 +9,7 @@ its next segment at once: until the checkpoint is whole, the one before and both
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,6 @@ from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
-from cuadrilla.train.heldout import HeldOut
 from cuadrilla.train.journal import Journal, read_records
 from cuadrilla.train.sinks import finite
 
@@ -51,6 +51,22 @@ class _Saving:
     version: int
     began: float
     written: AsyncResult[Path]
+
+
+@dataclass(kw_only=True)
+class HeldOut:
+    """The lowest held-out loss of a run so far. `best`: (loss, version); `since_best`: evaluations since then."""
+
+    best: tuple[float, int] | None = None
+    since_best: int = 0
+
+    def judge(self, loss: float, *, version: int) -> bool:
+        """Whether this evaluation is the best so far; it may be of an earlier version than the last row."""
+        if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
+            self.since_best += 1
+            return False
+        self.best, self.since_best = (float(loss), version), 0
+        return True
 
 
 @dataclass(kw_only=True)
@@ -115,7 +131,10 @@ class Store:
                 )
             self._saved_version = -1  # save at once, so that the checkpoint says what it is trained with from now on
         state = self._redo(state, guard)
-        self.held_out = HeldOut.of(last_rows(self.run.metrics), upto=state["version"])
+        for row in last_rows(self.run.metrics):
+            if "val_loss" in row and row["version"] <= state["version"]:
+                loss = math.nan if row["val_loss"] is None else row["val_loss"]
+                self.held_out.judge(loss, version=row["version"])
         return state
 
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
@@ -161,13 +180,11 @@ class Store:
         """
         if not self.with_journal or self._save_now:
             return
-        if not self._journal.is_open:
-            self._save_now = True
-            return
         self._save_now = True
-        with self.trying(self.run.journal):
-            self._journal.append(header, update())
-            self._save_now = False
+        if self._journal.is_open:
+            with self.trying(self.run.journal):
+                self._journal.append(header, update())
+                self._save_now = False
 
     def after_commit(
         self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool, evaluates: bool = False
@@ -177,7 +194,7 @@ class Store:
         `evaluates`: this version is being evaluated beside the run; its checkpoint stays until `evaluated`.
         """
         self._evaluated = version if evaluates else self._evaluated
-        best = self.held_out.add(row, version=version)
+        best = "val_loss" in row and self.held_out.judge(row["val_loss"], version=version)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval

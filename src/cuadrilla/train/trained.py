@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, LanguageTaskSection, TrainSection
+from cuadrilla.config import Config, LanguageTaskSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.generate import for_inference, generate_text
-from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
@@ -62,7 +62,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     else:
         raise _untrained(run)
     chosen = choose_device(device)
-    arithmetic = _precision(config.train, device=chosen)
+    arithmetic = _precision(config.train.precision, device=chosen)
     arithmetic.apply(model)
     return Trained(
         config=config,
@@ -75,40 +75,28 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A run's language model where it lies on disk: a verified checkpoint, or what the run is to begin with."""
+class ModelSource:
+    """The run that a language model is from: a verified checkpoint, or what the run is to begin with."""
 
     run: RunDir
-    run_config: Config
-    config: GPT2Config
+    config: Config
     tokenizer_path: Path
     step: Step
-
-    @property
-    def name(self) -> str:
-        return self.run.path.resolve().name
-
-    def load(self) -> GPT2:
-        """The whole model, in fp32 on the CPU. Raises CheckpointError."""
-        if self.step.path is None:
-            return load_hf(self.run.path / self.run_config.model.init)
-        with torch.device("meta"):
-            model = GPT2(self.config)
-        found = read_model(self.step.path)
-        check_shapes(model.state_dict(), found, path=self.step.path)
-        model.load_state_dict(found, assign=True)
-        return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A GPT-2 with its tokenizer on its device; `step` is None for one that is not a run's."""
+    """A GPT-2 with its tokenizer on its device; `source` is None for one that is not a run's."""
 
     model: GPT2
     tokenizer: Tokenizer
     device: torch.device
     precision: Precision
-    step: Step | None
+    source: ModelSource | None
+
+    @property
+    def step(self) -> Step | None:
+        return None if self.source is None else self.source.step
 
     def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
         """Continue a text, in pieces as they come; an empty one begins anew."""
@@ -129,9 +117,8 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
     """
     chosen = choose_device(device)
     if (run := run_of(path)) is not None:
-        stored = find_stored(run, newest=newest)
-        model, tokenizer = stored.load(), Tokenizer.load(stored.tokenizer_path)
-        arithmetic, step = _precision(stored.run_config.train, device=chosen), stored.step
+        source, tokenizer = _find_source(run, newest=newest)
+        model, asked = _load(source, tokens=tokenizer.vocab_size), source.config.train.precision
     else:
         if not (path / "config.json").is_file():
             raise ConfigError(
@@ -140,13 +127,11 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
                 hint="name a folder that holds run.toml, or config.json and model.safetensors",
             )
         found = read_pretrained(path, trust=False)
-        model, tokenizer = found.model, Tokenizer(found.tokenizer)
-        arithmetic, step = choose_precision("auto", device=chosen), None
-    if precision != "auto":
-        arithmetic = choose_precision(precision, device=chosen)
+        model, tokenizer, source, asked = found.model, Tokenizer(found.tokenizer), None, "auto"
+    arithmetic = choose_precision(precision, device=chosen) if precision != "auto" else _precision(asked, device=chosen)
     arithmetic.apply(model)
     return LanguageModel(
-        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=arithmetic, step=step
+        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=arithmetic, source=source
     )
 
 
@@ -160,38 +145,31 @@ def run_of(path: Path) -> RunDir | None:
     return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
 
-def find_stored(run: RunDir, *, newest: bool = False) -> Stored:
-    """Of a language model, without loading it. `newest`: see `choose_step`.
-
-    Raises ConfigError, DataError, CheckpointError.
-    """
+def _find_source(run: RunDir, *, newest: bool) -> tuple[ModelSource, Tokenizer]:
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTaskSection):
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
-    tokenizer_path, tokens = _tokenizer_of(run, config)
+    imported, data = run.path / config.model.init / TOKENIZER, run.path / config.data.folder
+    kept = [path for path in (imported if config.model.init else run.tokenizer, run.tokenizer) if path.is_file()]
+    path = kept[0] if kept else data / TOKENIZER  # an imported model brings it along, and training keeps a copy
+    tokenizer = Tokenizer.load(path, sha256=None if kept else read_manifest(data).tokenizer_sha256)
     step = choose_step(run, newest=newest)
     if step.path is None and not config.model.init:
         raise _untrained(run)
-    return Stored(
-        run=run,
-        run_config=config,
-        config=shape_of(config.model, tokens=tokens),
-        tokenizer_path=tokenizer_path,
-        step=step,
-    )
+    return ModelSource(run=run, config=config, tokenizer_path=path, step=step), tokenizer
 
 
-def _tokenizer_of(run: RunDir, config: Config) -> tuple[Path, int]:
-    """Where it is, and how many tokens it has. An imported model brings it along, and training keeps a copy."""
-    imported = run.path / config.model.init / TOKENIZER
-    for own in (imported, run.tokenizer) if config.model.init else (run.tokenizer,):
-        if own.is_file():
-            return own, Tokenizer.load(own).vocab_size
-    data = run.path / config.data.folder
-    manifest = read_manifest(data)
-    Tokenizer.load(data / TOKENIZER, sha256=manifest.tokenizer_sha256)
-    return data / TOKENIZER, manifest.vocab_size
+def _load(source: ModelSource, *, tokens: int) -> GPT2:
+    """The whole model, in fp32 on the CPU. Raises CheckpointError."""
+    if source.step.path is None:
+        return load_hf(source.run.path / source.config.model.init)
+    with torch.device("meta"):
+        model = GPT2(shape_of(source.config.model, tokens=tokens))
+    found = read_model(source.step.path)
+    check_shapes(model.state_dict(), found, path=source.step.path)
+    model.load_state_dict(found, assign=True)
+    return model
 
 
 def _untrained(run: RunDir) -> CheckpointError:
@@ -203,6 +181,5 @@ def _untrained(run: RunDir) -> CheckpointError:
     )
 
 
-def _precision(section: TrainSection, *, device: torch.device) -> Precision:
-    asked = section.precision if section.precision in ("fp32", "bf16") else "auto"  # fp16: not everywhere
-    return choose_precision(asked, device=device)
+def _precision(asked: str, *, device: torch.device) -> Precision:
+    return choose_precision(asked if asked in ("fp32", "bf16") else "auto", device=device)  # fp16: not everywhere

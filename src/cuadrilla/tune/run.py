@@ -46,6 +46,7 @@ STOP_SECONDS = 120.0
 """A pass of a large model takes its time, and its checkpoint too."""
 HOPELESS = 5
 """Trials that have failed where none has succeeded: then it is not the settings."""
+SPARE_DISK_BYTES = 2**30
 NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
 UNSEARCHED = ("tune.trials", "tune.hours")
 """May change while a search goes on."""
