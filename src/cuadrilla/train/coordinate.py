@@ -239,7 +239,7 @@ class CoordinatorRuntime:
 
     def _tell_progress(self) -> None:
         """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._work.ledger, self._work.steps * self._rules.units_per_step
+        ledger, total = self._work.ledger, max(self._work.steps, 1) * self._rules.units_per_step  # none between rounds
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:
