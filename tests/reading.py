@@ -3,14 +3,15 @@
 from itertools import groupby
 from pathlib import Path
 
-from cuadrilla.data.formats.record import Reading
+from cuadrilla.data.formats.records import Reading
 from cuadrilla.data.sources import Sources, list_sources
 
 
 def find(*specs: object, exclude: Path = Path("nowhere"), **reading: object) -> Sources:
     """Everything read, for what is known then."""
     sources = list_sources([str(spec) for spec in specs], exclude=exclude, reading=Reading(**reading))  # type: ignore[arg-type]
-    sources.survey(lambda *_: None)
+    for _ in sources.read():
+        pass
     return sources
 
 

@@ -96,7 +96,7 @@ def test_the_texts_of_an_archive(server, pull):
 def licences(folder: Path) -> dict[str, str]:
     found = find(folder)
     assert found.log.skipped == []
-    return {source.name.rpartition("/")[2]: source.licence for source in found.texts}
+    return {source.name.rpartition("/")[2]: source.licence for source in found.all}
 
 
 def test_licences_reach_the_manifest(server, pull, tmp_path):

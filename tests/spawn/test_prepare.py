@@ -134,10 +134,6 @@ def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_as
 
     few = prepare(books, out=tmp_path / "few")
     assert "held out: parts of texts (only 3 in all" in few.stderr
-    asked = prepare(books, "--val-by", "source", out=tmp_path / "asked")
-    assert asked.returncode == 0, asked.stderr
-    assert sorted(map(len, sides(tmp_path / "asked").values())) == [1, 1, 1]
-    assert sum("val" in each for each in sides(tmp_path / "asked").values()) == 1
     many = tmp_path / "muchos"
     many.mkdir()
     paragraphs = (books / "libro0.txt").read_text().split("\n\n")
@@ -154,7 +150,6 @@ def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_as
     assert all(len(each) == 1 for each in found.values())
     assert "already prepared with another val" in fail(prepare(many, out=tmp_path / "named"), 4)
     fail(prepare(many, "--val", many / "nada.txt", out=tmp_path / "other"), 4)
-    fail(prepare(many, "--val-by", "libro", out=tmp_path / "other"), 2)
     short = tmp_path / "corto.txt"
     short.write_text("Hola.")
     assert "no text is left of what --val names" in fail(prepare(many, "--val", short, out=tmp_path / "other"), 4)
@@ -190,7 +185,7 @@ def test_a_book_given_in_two_encodings_is_kept_once(books, tmp_path):
     (tmp_path / "b.txt").write_bytes(text.replace("\n", "\r\n").encode("latin-1"))
     done = run("--json", "data", "prepare", tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path / "out")
     shown = json.loads(done.stdout)
-    assert [source["encoding"] for source in shown["sources"]] == ["utf-8", "iso-8859-1"]
+    assert [source["encoding"] for source in shown["sources"]] == ["utf-8", "cp1252"]
     assert shown["sources"][1]["documents"] == 0
     assert shown["counts"]["documents_duplicate"] == shown["sources"][0]["documents"]
 
@@ -334,20 +329,19 @@ def test_one_small_file_is_cut_fine_enough_to_be_split(tmp_path):
         ("--vocab 256", 2),
         ("--vocab 99999999", 2),
         ("--val-fraction 0", 2),
-        ("--val-fraction nan", 2),
         ("--val-fraction 0.9", 2),
-        ("--vocab 300 --tokenizer t.json", 2),
         ("--tokenizer missing.json", 4),
         ("--filter wen", 2),
-        ("--near-duplicates 0.3", 2),
-        ("--near-duplicates nan", 2),
+        ("--near-duplicates 1.3", 2),
         ("--processes 0", 2),
         ("--processes 100000", 2),
         ("--processes 2 --dask 127.0.0.1:8786", 2),
     ],
 )
 def test_wrong_options_change_nothing(books, tmp_path, words, code):
-    fail(run("data", "prepare", books, "--out", tmp_path / "out", *words.split()), code)
+    done = run("data", "prepare", books, "--out", tmp_path / "out", *words.split())
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 

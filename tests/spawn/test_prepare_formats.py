@@ -107,11 +107,11 @@ def test_a_bad_record_stops_the_preparation_and_skip_bad_counts_it(tmp_path):
     out = tmp_path / "out"
     stopped = run(path, "--out", out, "--field", "cuerpo", "--vocab", 300)
     assert stopped.returncode == 4
-    assert f"{path}:4: no field 'cuerpo' (it has: 'titulo')" in stopped.stderr.replace("\n", "")
+    assert f"{path}:4: no text in a field 'cuerpo' (it has: 'titulo')" in stopped.stderr.replace("\n", "")
     assert not out.exists()
     done = run(path, "--out", out, "--field", "cuerpo", "--skip-bad", "--vocab", 300, "--json")
     assert done.returncode == 0, done.stderr
-    assert {"records_without_field": 1, "records_broken": 1}.items() <= json.loads(done.stdout)["counts"].items()
+    assert {"records_bad": 2}.items() <= json.loads(done.stdout)["counts"].items()
     manifest = read_manifest(out)
     assert (manifest.options["field"], manifest.options["skip_bad"]) == ("cuerpo", 1)
     again = run(path, "--out", out, "--field", "cuerpo", "--skip-bad", "--vocab", 300)

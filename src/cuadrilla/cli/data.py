@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,17 +13,12 @@ from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.data import overlap
-from cuadrilla.data.corpus import AUTO
 from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
-from cuadrilla.data.filters import BOOKS
-from cuadrilla.data.formats.record import DEFAULT_FIELD, Reading
-from cuadrilla.data.options import (
-    DEFAULT_VAL_FRACTION,
-    PrepareOptions,
-)
+from cuadrilla.data.formats.records import DEFAULT_FIELD, Reading
+from cuadrilla.data.options import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, PrepareOptions
 from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
-from cuadrilla.data.sources import Sources, list_sources
+from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.messages import Message
 
@@ -42,15 +37,16 @@ app.command("get")(get_command)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 VocabOption = Annotated[
-    int | None, typer.Option("--vocab", help="Tokens of the vocabulary to train (8192 if not given).")
+    int, typer.Option("--vocab", min=MIN_VOCAB, max=MAX_VOCAB, help="Tokens of the vocabulary to train.")
 ]
-ValFractionOption = Annotated[float, typer.Option("--val-fraction", help="Fraction of the text to hold out.")]
+ValFractionOption = Annotated[
+    float, typer.Option("--val-fraction", min=0.0001, max=0.5, help="Fraction of the text to hold out.")
+]
 TokenizerOption = Annotated[
     Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
 ]
-FilterOption = Annotated[str, typer.Option("--filter", help="Which documents to drop: books (what no book has), none.")]
-ValByOption = Annotated[
-    str, typer.Option("--val-by", help="Hold out whole texts (source) or parts (document); auto: whole if 20 or more.")
+FilterOption = Annotated[
+    Literal["books", "none"], typer.Option("--filter", help="Which documents to drop: books (what no book has), none.")
 ]
 ValOption = Annotated[
     list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a random part.")
@@ -58,11 +54,14 @@ ValOption = Annotated[
 NearOption = Annotated[
     float,
     typer.Option(
-        "--near-duplicates", help="Drop documents this similar to earlier ones, or contained in them; 0 keeps them."
+        "--near-duplicates",
+        min=0,
+        max=1,
+        help="Drop documents this similar to earlier ones, or contained in them; 0 keeps them.",
     ),
 ]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", help="Processes that share the work (one for each core).")
+    int | None, typer.Option("--processes", min=1, max=256, help="Processes that share the work (one for each core).")
 ]
 DaskOption = Annotated[
     str | None, typer.Option("--dask", metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
@@ -73,21 +72,14 @@ HeldOutOption = Annotated[
         "--held-out", help="A file that must be new to the model; shows how much of it is in the training text."
     ),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check all files, say what they are and what is wrong, then stop.")
-]
-RepairOption = Annotated[
-    bool, typer.Option("--repair", help="Repair text that was encoded twice, or is in two encodings.")
-]
 
 
 @app.command("prepare")
 def prepare_command(
     sources: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
     out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
-    vocab: VocabOption = None,
+    vocab: VocabOption = DEFAULT_VOCAB,
     val_fraction: ValFractionOption = DEFAULT_VAL_FRACTION,
-    val_by: ValByOption = AUTO,
     val: ValOption = None,
     tokenizer: TokenizerOption = None,
     field: Annotated[
@@ -96,13 +88,11 @@ def prepare_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and count broken files and records without usable text.")
     ] = False,
-    repair: RepairOption = False,
-    filter_rules: FilterOption = BOOKS,
+    filter_rules: FilterOption = "books",
     near_duplicates: NearOption = DEFAULT_SIMILARITY,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
     processes: ProcessesOption = None,
     dask: DaskOption = None,
-    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
@@ -111,21 +101,13 @@ def prepare_command(
         vocab=vocab,
         tokenizer=tokenizer,
         val_fraction=val_fraction,
-        val_by=val_by,
         val=tuple(val or ()),
-        reading=Reading(field=field, skip_bad=skip_bad, repair=repair),
+        reading=Reading(field=field, skip_bad=skip_bad),
         filter=filter_rules,
         near_duplicates=near_duplicates,
         force=force,
         processes=processes,
     )
-    if dry_run:
-        with shown_progress() as progress:
-            found = list_sources(sources, exclude=out, reading=wanted.reading, held_out=wanted.val)
-            found.survey(progress)
-        _emit_found(found)
-        _say_damaged(found.log.damaged, repaired=repair)
-        return
     try:
         with shown_progress() as progress, _workers(dask, processes) as workers:
             prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
@@ -177,11 +159,6 @@ def _overlaps(folder: Path, manifest: Manifest, held_out: Sequence[str] | None) 
 def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
     _say_skipped(prepared.skipped, prepared.broken)
-    _say_damaged(prepared.damaged, repaired="repair" in manifest.options)
-    for text in prepared.repeats[:MAX_ROWS]:
-        say("{text}", text=text)
-    if len(prepared.repeats) > MAX_ROWS:
-        say("... and {more:,} more such sources (--json shows all)", more=len(prepared.repeats) - MAX_ROWS)
     if prepared.note:
         say("{note}", note=prepared.note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
@@ -198,8 +175,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
             "already_prepared": prepared.already,
             "skipped": list(prepared.skipped),
             "broken": dict(prepared.broken),
-            "damaged": dict(prepared.damaged),
-            "repeats": prepared.repeats,
             "manifest_hash": manifest.hash(),
         },
         _overlaps(out, manifest, None),
@@ -213,28 +188,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         folder=out,
         tokens=manifest.splits["train"].num_tokens,
     )
-
-
-def _emit_found(found: Sources) -> None:
-    """What a preparation would read."""
-    log = found.log
-    rows = [
-        {"name": each.name, "text_bytes": each.num_bytes, "encoding": each.encoding, "licence": each.licence}
-        for each in found.texts
-    ]
-    if options.json:
-        emit_json({"sources": rows, "skipped": log.skipped, "broken": log.broken, "counts": log.counts})
-    else:
-        emit_table([_readable(row) for row in rows])
-    _say_skipped(log.skipped, log.broken)
-    total = sum(each.num_bytes for each in found.texts)
-    say("{number:,} sources, {size:,.1f} MB of text; nothing was written", number=len(rows), size=total / 1e6)
-
-
-def _say_damaged(damaged: Mapping[str, str], *, repaired: bool) -> None:
-    if damaged:
-        files = _some([Message("{name} ({why})", name=name, why=why) for name, why in sorted(damaged.items())])
-        say("repaired: {files}" if repaired else "damaged, can be fixed with --repair: {files}", files=files)
 
 
 def _say_skipped(skipped: Sequence[str], broken: Mapping[str, str]) -> None:

@@ -11,7 +11,6 @@ from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line
 
 STAGES = (
-    Message("looking at the files"),
     Message("cleaning"),
     Message("looking for near-duplicates"),
     Message("training the tokenizer"),

@@ -5,6 +5,7 @@ What happens to odd text (each kind is counted, and the counts go into the manif
 * NUL and the other control characters, U+FEFF inside the text and the noncharacters U+FFFE and U+FFFF are dropped.
 * Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted; so are halves of surrogate
   pairs, which JSON can spell.
+* A line that was UTF-8, was read as something else and written again (`Ã¡` for `á`) is put right by ftfy.
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
 * Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
   become one.
@@ -40,6 +41,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from ftfy import fix_encoding
 from numpy.typing import NDArray
 
 MAX_DOCUMENT = 20_000
@@ -56,6 +58,7 @@ LONG_PARAGRAPH = 200
 
 _BLANKS = " \t\u00a0"
 _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
+_MAY_BE_TWICE = re.compile("[\u00c2\u00c3\u00e2][\u0080-\u00bf\u20ac]")
 _BREAKS = {"\v": "\n", "\f": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 _GUTENBERG_START = re.compile(r"^\*\*\* ?START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK[^\n]*\n", re.M | re.I)
 _GUTENBERG_END = re.compile(
@@ -227,7 +230,8 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
         counts["nul_characters_dropped" if character == "\0" else "control_characters_dropped"] += 1
         return ""
 
-    text = _ODD.sub(repair, piece)
+    text = _decoded_once(piece, counts) if _MAY_BE_TWICE.search(piece) else piece
+    text = _ODD.sub(repair, text)
     if not unicodedata.is_normalized("NFC", text):
         composed = unicodedata.normalize("NFC", text)
         counts["characters_composed"] += max(1, len(text) - len(composed))
@@ -236,6 +240,14 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
     clean = "\n".join([strip(line, _BLANKS) for line in text.split("\n")])
     counts["blanks_dropped"] += len(text) - len(clean)
     return clean
+
+
+def _decoded_once(text: str, counts: Counter[str]) -> str:
+    """Lines that were encoded twice, put right."""
+    lines = [fix_encoding(line) if _MAY_BE_TWICE.search(line) else line for line in text.split("\n")]
+    fixed = "\n".join(lines)
+    counts["lines_encoded_twice"] += sum(new != old for new, old in zip(lines, text.split("\n"), strict=True))
+    return fixed
 
 
 def _units(text: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:

@@ -2,36 +2,24 @@
 
 A document's share in others is that of its sets of five words in a row (`duplicates.py`) which occur in a kept document
 before it. One set in `SAMPLING` is looked at, chosen by its hash, the same in every document (FracMinHash: Irber et al.
-2022, doi 10.1101/2022.01.11.475838); documents with fewer than `LEAST_SAMPLES` are left to their signatures.
+2022, doi 10.1101/2022.01.11.475838); documents with fewer than `MIN_SAMPLES` are left to their signatures.
 
 A sample is one number: 32 bits of its hash above 32 bits of its document. Sorted, equal hashes lie side by side in the
 order of their documents.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 SAMPLING = 32
-LEAST_SAMPLES = 16
+MIN_SAMPLES = 16
 """Some 3,000 characters: with this number of samples an estimate of 80 % is within 20 % of the truth."""
-MOST_SAMPLES = 2**22
+MAX_SAMPLES = 2**22
 """Of some 0.8 GB of text; comparing them takes a quarter of a gibibyte (55 bytes each, by tracemalloc). Of more text a
 smaller part is looked at."""
 
 _DOCUMENT_BITS = np.uint64(32)
 _DOCUMENT = np.uint64(0xFFFFFFFF)
-
-
-class Held(NamedTuple):
-    """Documents that say nothing new: a row for each of the kept ones that hold a part of them."""
-
-    documents: NDArray[np.int64]
-    """Ascending."""
-    holders: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    """Of the document that the holder has."""
 
 
 def chosen(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -44,8 +32,8 @@ def thinned(samples: NDArray[np.uint64], *, halvings: int) -> NDArray[np.uint64]
     return np.asarray(samples[(samples >> _DOCUMENT_BITS) % np.uint64(2**halvings) == 0])
 
 
-def find_contained(samples: NDArray[np.uint64], *, num_documents: int, share: float) -> Held:
-    """The documents to drop: of what they hold `share` is in kept documents before them."""
+def find_contained(samples: NDArray[np.uint64], *, num_documents: int, share: float) -> list[tuple[int, int]]:
+    """(document to drop, the kept one that has most of it), ascending: `share` of it is in kept ones before it."""
     samples = np.unique(samples)
     of_document = (samples & _DOCUMENT).astype(np.uint32)
     is_new = np.ones(len(samples), dtype=np.bool_)
@@ -55,22 +43,22 @@ def find_contained(samples: NDArray[np.uint64], *, num_documents: int, share: fl
     is_seen = of_document != np.repeat(of_document[begins], sizes)
     totals = np.bincount(of_document, minlength=num_documents)
     seen = np.bincount(of_document[is_seen], minlength=num_documents)
-    is_doubtful = (totals >= LEAST_SAMPLES) & (seen >= share * totals)
+    is_doubtful = (totals >= MIN_SAMPLES) & (seen >= share * totals)
     if not is_doubtful.any():
-        return Held(begins[:0], begins[:0], np.zeros(0))
+        return []
     kept = np.where(is_doubtful[of_document], np.uint32(num_documents), of_document)
     first_kept = np.minimum.reduceat(kept, begins).astype(np.int64)
     groups = np.repeat(np.arange(len(begins), dtype=np.uint32), sizes)
     rows = np.flatnonzero(is_doubtful[of_document])
     rows = rows[np.argsort(of_document[rows], kind="stable")]
     doubtful, starts = np.unique(of_document[rows].astype(np.int64), return_index=True)
-    found = [Held(doubtful[:0], doubtful[:0], np.zeros(0))]
+    found: list[tuple[int, int]] = []
     for document, mine in zip(doubtful.tolist(), np.split(groups[rows], starts[1:]), strict=True):
         holders = first_kept[mine]
         earlier = holders[holders < document]
         if len(earlier) >= share * len(mine):
             others, counts = np.unique(earlier, return_counts=True)
-            found.append(Held(np.full(len(others), document), others, counts / len(mine)))
+            found.append((document, int(others[np.argmax(counts)])))
         else:
             first_kept[mine] = np.minimum(holders, document)
-    return Held(*map(np.concatenate, zip(*found, strict=True)))
+    return found

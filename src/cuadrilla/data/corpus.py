@@ -10,10 +10,10 @@ In memory for each document: 40 bytes, and 8 more at a time while near-duplicate
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +22,19 @@ from numpy.typing import NDArray
 
 from cuadrilla.data import clean, containment, duplicates
 from cuadrilla.data.chunks import Chunk, is_whole, key_of, write_chunk
-from cuadrilla.data.containment import Held
 from cuadrilla.data.executor import Call, Workers
 from cuadrilla.data.listing import TextSource
-from cuadrilla.data.sources import Progress, Sources
+from cuadrilla.data.options import RECIPE, PrepareOptions
+from cuadrilla.data.sources import Progress, Sources, TextPiece
 from cuadrilla.data.work import DROP, TRAIN, VAL, CleanJob, clean_texts, texts_of
 from cuadrilla.messages import Message
 
 SMALL_SOURCE_BYTES = 2**16
-AUTO, BY_SOURCE, BY_DOCUMENT = VAL_BY = ("auto", "source", "document")
-LEAST_TEXTS = 20
-"""Of fewer texts none is held out whole, unless that is asked for: it would be missed."""
-WORTH_NAMING = 0.2
-"""Sources that share less have a page or two in common."""
+MIN_TEXTS = 20
+"""Of fewer texts none is held out whole: it would be missed."""
 DROPPED_SAMPLES = 20
 """Examples kept of each reason."""
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusRules:
-    """What decides which text a batch becomes."""
-
-    recipe: int
-    maximum: int
-    filter: str
-    similarity: float
-    """0: near-duplicates stay."""
-    val_fraction: float
-    val_by: str
-    """One of `VAL_BY`."""
 
 
 @dataclass(kw_only=True)
@@ -66,17 +49,24 @@ class _Batch:
     """Of each text among all; a long one is dealt in several pieces."""
     texts: list[bytes] = field(default_factory=list)
     keep_indentation: list[bool] = field(default_factory=list)
-    is_whole: list[bool] = field(default_factory=list)
     num_bytes: int = 0
 
-    def add(self, source: int, number: int, text: str, *, keep_indentation: bool, is_whole: bool) -> None:
+    def add(self, piece: TextPiece, text: str) -> None:
         raw = text.encode("utf-8", "surrogatepass")
-        self.sources.append(source)
-        self.numbers.append(number)
+        self.sources.append(piece.source)
+        self.numbers.append(piece.number)
         self.texts.append(raw)
-        self.keep_indentation.append(keep_indentation)
-        self.is_whole.append(is_whole)
+        self.keep_indentation.append(piece.keeps_indentation)
         self.num_bytes += len(raw)
+
+    def job(self, options: PrepareOptions, *, maximum: int) -> CleanJob:
+        return CleanJob(
+            maximum=maximum,
+            filter=options.filter,
+            near=options.near_duplicates > 0 and not self.source.num_stories,  # stories are alike on purpose
+            keep_indentation=self.keep_indentation,
+            sizes=[len(text) for text in self.texts],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +78,6 @@ class CleanChunk:
     first: int
     """Number of its first document."""
     count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """How much of a source lies in another one, by their numbers."""
-
-    source: int
-    other: int
-    share: float
 
 
 class Corpus:
@@ -116,8 +97,6 @@ class Corpus:
         self.splits = np.full(len(self.high), TRAIN, dtype=np.uint8)
         self.held_out = np.zeros(0, dtype=np.uint64)
         """Hashes of the long paragraphs of VAL."""
-        self._repeated: defaultdict[tuple[int, int], float] = defaultdict(float)
-        """Characters of one source that another one has."""
         self.note = ""
         """How VAL was chosen, and why so."""
 
@@ -162,7 +141,8 @@ class Corpus:
         firsts = duplicates.first_of_equals(self.high, self.low)
         is_first = firsts == np.arange(len(firsts))
         copies = np.flatnonzero(~is_first)
-        self._drop("documents_duplicate", Held(copies, firsts[copies], np.ones(len(copies))), names)
+        pairs = zip(copies.tolist(), firsts[copies].tolist(), strict=True)
+        self._drop("documents_duplicate", list(pairs), names)
         if not similarity:
             return
         self._drop_similar(is_first, similarity=similarity, names=names, progress=progress)
@@ -177,7 +157,7 @@ class Corpus:
             found = containment.thinned(chunk.chunk.array("samples"), halvings=halvings) + np.uint64(chunk.first)
             parts.append(found[self.splits[found & np.uint64(0xFFFFFFFF)] != DROP])
             size += len(parts[-1])
-            if size > containment.MOST_SAMPLES:
+            if size > containment.MAX_SAMPLES:
                 halvings += 1
                 parts = [containment.thinned(part, halvings=halvings) for part in parts]
                 size = sum(map(len, parts))
@@ -200,57 +180,34 @@ class Corpus:
             return np.asarray(read(chunk)[:, document - chunk.first])
 
         found = duplicates.near_duplicates(pairs, signature, similarity=similarity)
-        documents, kept = np.array(found, dtype=np.int64).reshape(-1, 2).T
-        self._drop("documents_near_duplicate", Held(documents, kept, np.ones(len(found))), names)
+        self._drop("documents_near_duplicate", found, names)
 
-    def _drop(self, reason: str, held: Held, names: list[str]) -> None:
-        """Drop documents, and note which sources hold them."""
-        documents, firsts = np.unique(held.documents, return_index=True)
-        if not len(documents):
-            return
-        self.counts[reason] = len(documents)
-        self.splits[documents] = DROP
-        pairs = np.stack([self.sources[held.documents], self.sources[held.holders]])
-        each, of_pair = np.unique(pairs, axis=1, return_inverse=True)
-        for pair, characters in zip(
-            each.T.tolist(), np.bincount(of_pair, weights=held.shares * self.characters[held.documents]), strict=True
-        ):
-            self._repeated[*pair] += characters
-        for document, first in zip(documents[:DROPPED_SAMPLES].tolist(), firsts.tolist(), strict=False):
+    def _drop(self, reason: str, pairs: list[tuple[int, int]], names: list[str]) -> None:
+        """Drop documents, each because of another one."""
+        self.counts[reason] = len(pairs)
+        self.splits[[document for document, _ in pairs]] = DROP
+        for document, other in pairs[:DROPPED_SAMPLES]:
             begins = " ".join(self.text(document)[:600].split())[:300]
             row = {"reason": reason, "source": names[self.sources[document]], "begins": begins}
             row["characters"] = int(self.characters[document])
-            row["like"] = names[self.sources[held.holders[first]]]
+            row["like"] = names[self.sources[other]]
             self.dropped.append(row)
 
-    def repeats(self) -> list[Repeat]:
-        """Sources of which much lies in another one, most first."""
-        sizes = np.bincount(self.sources, weights=self.characters)
-        found = [
-            Repeat(source=source, other=other, share=characters / sizes[source])
-            for (source, other), characters in self._repeated.items()
-            if source != other and characters >= WORTH_NAMING * sizes[source]
-        ]
-        return sorted(found, key=lambda repeat: (-repeat.share, repeat.source, repeat.other))
-
-    def split(self, rules: CorpusRules, *, named: NDArray[np.uint32]) -> None:
+    def split(self, val_fraction: float, *, named: NDArray[np.uint32]) -> None:
         """Hold some documents out, those of the sources `named` if there are any."""
         kept = np.flatnonzero(self.splits != DROP)
         num_texts = len(np.unique(self.texts[kept]))
         if len(named):
             is_val, how = np.isin(self.sources[kept], named), Message("what --val names")
-        elif rules.val_by == BY_SOURCE or (rules.val_by == AUTO and num_texts >= LEAST_TEXTS):
+        elif num_texts >= MIN_TEXTS:
             is_val = clean.split_texts(
-                self._text_hashes()[kept], self.texts[kept], self.characters[kept], val_fraction=rules.val_fraction
+                self._text_hashes()[kept], self.texts[kept], self.characters[kept], val_fraction=val_fraction
             )
             num_held = len(np.unique(self.texts[kept][is_val]))
             how = Message("{num_held:,} of {num_texts:,} texts, whole", num_held=num_held, num_texts=num_texts)
         else:
-            is_val = clean.split_documents(self.high[kept], val_fraction=rules.val_fraction)
-            how = Message("parts of texts")
-            if rules.val_by == AUTO:
-                few = "parts of texts (only {num_texts} in all; --val-by source holds out whole ones)"
-                how = Message(few, num_texts=num_texts)
+            is_val = clean.split_documents(self.high[kept], val_fraction=val_fraction)
+            how = Message("parts of texts (only {num_texts} in all)", num_texts=num_texts)
         self.splits[kept[is_val]] = VAL
         share = self.characters[kept[is_val]].sum() / max(1, self.num_characters)
         self.note = Message("held out: {how}; {share:.1%} of the characters", how=how, share=share)
@@ -271,7 +228,9 @@ class Corpus:
         self.held_out = np.unique(np.concatenate(held))
 
 
-def clean_corpus(work: Path, *, read: Sources, rules: CorpusRules, workers: Workers, progress: Progress) -> Corpus:
+def clean_corpus(
+    work: Path, *, read: Sources, options: PrepareOptions, maximum: int, workers: Workers, progress: Progress
+) -> Corpus:
     """Read, clean, deduplicate and split everything. Raises DataError, ResourceError."""
     counts: Counter[str] = Counter()
     total = sum(source.size_bytes for source in read.all)
@@ -280,8 +239,8 @@ def clean_corpus(work: Path, *, read: Sources, rules: CorpusRules, workers: Work
     def calls() -> Iterator[Call | None]:
         for batch in _batches(read, counts):
             payload = b"".join(batch.texts)
-            job = _job(batch, rules)
-            key = key_of(str(rules.recipe), repr(asdict(job)), payload)
+            job = batch.job(options, maximum=maximum)
+            key = key_of(str(RECIPE), repr(asdict(job)), payload)
             sources_of, numbers_of = (np.array(each, dtype=np.uint32) for each in (batch.sources, batch.numbers))
             batches.append((key, sources_of, numbers_of, batch.num_bytes))
             yield None if is_whole(work / f"{key}.clean") else (clean_texts, (job, payload))
@@ -290,7 +249,7 @@ def clean_corpus(work: Path, *, read: Sources, rules: CorpusRules, workers: Work
     chunks: list[CleanChunk] = []
     sources: list[NDArray[np.uint32]] = []
     texts: list[NDArray[np.uint32]] = []
-    samples = _Samples()
+    dropped: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     done = first = 0
     names = [source.name for source in read.all]
     for number, made in enumerate(workers.run(calls())):
@@ -306,42 +265,50 @@ def clean_corpus(work: Path, *, read: Sources, rules: CorpusRules, workers: Work
         chunks.append(CleanChunk(key, chunk, first, len(sources[-1])))
         first += len(sources[-1])
         counts.update(header["counts"])
-        samples.add({**row, "source": names[source_of[row.pop("text")]]} for row in header["dropped"])
+        for row in header["dropped"]:
+            if len(dropped[row["reason"]]) < DROPPED_SAMPLES:
+                dropped[row["reason"]].append({**row, "source": names[source_of[row.pop("text")]]})
         done += num_bytes
         progress(CLEANING, min(done, total), total)
     progress(CLEANING, total, total)
     corpus = Corpus(chunks, sources=sources, texts=texts)
-    corpus.dropped = samples.rows
-    corpus.drop_duplicates(similarity=rules.similarity, names=names, progress=progress)
+    corpus.dropped = [row for rows in dropped.values() for row in rows]
+    corpus.drop_duplicates(similarity=options.near_duplicates, names=names, progress=progress)
     corpus.counts.update(counts + read.log.counts)
     named = [number for number, source in enumerate(read.all) if source.is_held_out]
-    corpus.split(rules, named=np.array(named, dtype=np.uint32))
+    corpus.split(options.val_fraction, named=np.array(named, dtype=np.uint32))
     return corpus
 
 
 def documents_of(read: Sources) -> Iterator[tuple[int, str]]:
     """(number of the source, document) of everything, clean. Raises DataError."""
     counts: Counter[str] = Counter()
-    for (number, _, keep_indentation), pieces in groupby(read.read(), key=lambda piece: piece[:3]):
-        for section in clean.sections((piece.text for piece in pieces), counts):
-            for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts):
-                yield number, text
+    for piece, section in _sections(read, counts):
+        for text in clean.documents(section, keep_indentation=piece.keeps_indentation, counts=counts):
+            yield piece.source, text
+
+
+def _sections(read: Sources, counts: Counter[str]) -> Iterator[tuple[TextPiece, str]]:
+    """The sections of every text, each with a piece of that text."""
+    for _, pieces in groupby(read.read(), key=lambda piece: piece[:2]):
+        first = next(pieces)
+        for section in clean.sections((piece.text for piece in chain([first], pieces)), counts):
+            yield first, section
 
 
 def _batches(read: Sources, counts: Counter[str]) -> Iterator[_Batch]:
     batch: _Batch | None = None
-    for (number, text_number, keep_indentation), pieces in groupby(read.read(), key=lambda piece: piece[:3]):
-        source = read.all[number]
+    for piece, section in _sections(read, counts):
+        source = read.all[piece.source]
         if batch and batch.source is not source and _begins_batch(source, batch):
             yield batch
             batch = None
-        for text, is_all in _sections(clean.sections((piece.text for piece in pieces), counts)):
-            batch = batch or _Batch(source=source)
-            batch.source = source
-            batch.add(number, text_number, text, keep_indentation=keep_indentation, is_whole=is_all)
-            if batch.num_bytes >= clean.SECTION_CHARACTERS:
-                yield batch
-                batch = None
+        batch = batch or _Batch(source=source)
+        batch.source = source
+        batch.add(piece, section)
+        if batch.num_bytes >= clean.SECTION_CHARACTERS:
+            yield batch
+            batch = None
     if batch:
         yield batch
 
@@ -351,43 +318,6 @@ def _begins_batch(source: TextSource, batch: _Batch) -> bool:
     large = max(source.size_bytes, batch.source.size_bytes) > SMALL_SOURCE_BYTES
     is_alike = bool(source.num_stories) == bool(batch.source.num_stories)
     return large or not is_alike or zlib.crc32(source.name.encode()) % 16 == 0
-
-
-def _sections(sections: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """(section, it is the whole text); an empty text has one empty section."""
-    held: str | None = None
-    is_whole_text = True
-    for section in sections:
-        if held is not None:
-            is_whole_text = False
-            yield held, False
-        held = section
-    yield held or "", is_whole_text
-
-
-def _job(batch: _Batch, rules: CorpusRules) -> CleanJob:
-    return CleanJob(
-        maximum=rules.maximum,
-        filter=rules.filter,
-        near=rules.similarity > 0 and not batch.source.num_stories,  # stories are alike on purpose
-        keep_indentation=batch.keep_indentation,
-        is_whole=batch.is_whole,
-        sizes=[len(text) for text in batch.texts],
-    )
-
-
-class _Samples:
-    """The first DROPPED_SAMPLES rows of each reason."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._seen: Counter[str] = Counter()
-
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        for row in rows:
-            self._seen[row["reason"]] += 1
-            if self._seen[row["reason"]] <= DROPPED_SAMPLES:
-                self.rows.append(row)
 
 
 def _band(chunk: CleanChunk, band: int) -> NDArray[np.uint64]:

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.errors import ResourceError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MAX_PROCESSES = 256
 AHEAD = 2
 """Jobs begun ahead for each process: enough that none is idle, few enough to bound memory."""
 
@@ -67,15 +66,6 @@ def _result(future: Future[bytes] | None) -> bytes | None:
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_processes(count: int | None) -> int:
-    """The number of processes to use. Raises ConfigError."""
-    if count is not None and not 1 <= count <= MAX_PROCESSES:
-        raise ConfigError(
-            "--processes {count} is out of range", count=count, hint="from 1 to {most}", most=MAX_PROCESSES
-        )
-    return count or min(available_cores(), MAX_PROCESSES)
 
 
 @contextmanager

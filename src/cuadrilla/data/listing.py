@@ -6,25 +6,25 @@ are skipped in a folder and refused when given by name. What cannot be read is c
 at once.
 """
 
-import difflib
+import hashlib
 import os
 import re
-import stat
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from cuadrilla.data.formats.form import ACCEPTED, Form, form_of
+from cuadrilla.data.cuentos import stories
+from cuadrilla.data.formats.files import ACCEPTED, Form, form_of
 from cuadrilla.data.get.record import RECORD, UNKNOWN
 from cuadrilla.errors import DataError
-from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
+from cuadrilla.rundir import file_sha256
 
 BROKEN = "files_broken"
 _ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|notice)([._-].*)?", re.IGNORECASE)
 _PLAIN = (Form(".txt"), Form(".md"))
-_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".npy", ".npz")
 
 
 @dataclass(kw_only=True)
@@ -42,15 +42,23 @@ class TextSource:
     """On disk; of stories about."""
 
     # Known when it has been read.
-    is_text: bool = False
-    """It could be read, and holds text in an accepted format."""
-    sha256: str = ""
-    """Of the file as it lies on disk."""
     num_bytes: int = 0
     """Of text, unpacked and without markup."""
     encodings: set[str] = field(default_factory=set)
+    """None: it holds no text in an accepted format."""
     licences: set[str] = field(default_factory=set)
     """What the texts themselves say, and for what they do not say the record of the download."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file as it lies on disk ("": it cannot be read); of stories that of some."""
+        if self.num_stories:
+            some = "\0".join(stories(min(100, self.num_stories), seed=0))
+            return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()
+        try:
+            return file_sha256(self.path)
+        except OSError:
+            return ""
 
     @property
     def encoding(self) -> str:
@@ -76,8 +84,6 @@ class Log:
     """What stops the preparation."""
     broken: dict[str, str] = field(default_factory=dict)
     """Names of what was skipped because it is broken, and why."""
-    damaged: dict[str, str] = field(default_factory=dict)
-    """Names of texts that could be repaired, and what is wrong with them."""
 
     def skip(self, name: str, reason: str) -> None:
         """Note that `name` is not read."""
@@ -93,15 +99,6 @@ class Log:
         self.skip(name, BROKEN)
         self.broken[name] = error.message
 
-    def copy(self) -> "Log":
-        return Log(
-            skipped=[*self.skipped],
-            counts=self.counts.copy(),
-            problems=[*self.problems],
-            broken={**self.broken},
-            damaged={**self.damaged},
-        )
-
 
 class Listing:
     """The files found so far: by device and inode, so that a file given twice is read once."""
@@ -116,22 +113,23 @@ class Listing:
     def add(self, path: Path, *, is_held_out: bool) -> None:
         """What `path` names: a file, or all below a folder. Raises DataError."""
         try:
-            mode = path.stat().st_mode
+            path.stat()
         except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            hint = "give files or folders ({accepted}), or cuentos:N"
             raise DataError(
-                "cannot read {path}: {reason}",
-                path=path,
-                reason=getattr(error, "strerror", None) or error,
-                hint=_nearby(path),
+                "cannot read {path}: {reason}", path=path, reason=reason, hint=hint, accepted=ACCEPTED
             ) from error
-        if stat.S_ISDIR(mode):
+        if path.is_dir():
             self._add_folder(path, is_held_out=is_held_out)
-        elif not stat.S_ISREG(mode):
+        elif not path.is_file() or form_of(path.name) is None:
             raise DataError(
-                "{path} is not a regular file", path=path, hint="give a file or a folder: {accepted}", accepted=ACCEPTED
+                "{path} is not read as text",
+                path=path,
+                hint="if it is plain text, rename it to .txt; accepted: {accepted}",
+                accepted=ACCEPTED,
             )
         else:
-            _check_suffix(path)
             self._add_file(_portable(path.name), path, is_given=True, is_held_out=is_held_out)
 
     def _add_folder(self, folder: Path, *, is_held_out: bool) -> None:
@@ -142,7 +140,7 @@ class Listing:
 
         def refuse(error: OSError) -> None:
             cause = DataError(
-                "cannot list {path}: {reason}",
+                "cannot read {path}: {reason}",
                 path=error.filename,
                 reason=error.strerror,
                 hint="give yourself permission to read it",
@@ -169,42 +167,10 @@ class Listing:
         status = path.stat()
         key = (status.st_dev, status.st_ino)
         if other := self.files.get(key):
-            self.log.counts["files_given_twice"] += is_held_out == other.is_held_out
             name = min(name, other.name, key=lambda label: (-label.count("/"), label))
             is_given, is_held_out = is_given or other.is_given, is_held_out or other.is_held_out
         self.files[key] = TextSource(
             name=name, path=path, is_given=is_given, is_held_out=is_held_out, size_bytes=status.st_size
-        )
-
-
-def _nearby(path: Path) -> str:
-    """A hint that names a file spelled almost like `path`."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(path.parent))
-    except (OSError, ValueError):
-        names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    if close:
-        return Message("did you mean {close}?", close=path.parent / close[0])
-    return Message("give files or folders ({accepted}), or cuentos:N", accepted=ACCEPTED)
-
-
-def _check_suffix(path: Path) -> None:
-    suffix = path.suffix.lower()
-    if suffix in _PICKLE_SUFFIXES:
-        raise DataError(
-            "{path} is not text: a {suffix} file can be a pickle, which runs code when opened",
-            path=path,
-            suffix=suffix,
-            hint="give the text it was made from, as .txt or .md",
-        )
-    if form_of(path.name) is None:
-        raise DataError(
-            "{path}: {suffix} is not read as text" if suffix else "{path}: a file without suffix is not read as text",
-            path=path,
-            suffix=suffix,
-            hint="if it is plain text, rename it to .txt; accepted: {accepted}",
-            accepted=ACCEPTED,
         )
 
 

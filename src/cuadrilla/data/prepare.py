@@ -19,16 +19,16 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.data import clean, overlap
 from cuadrilla.data.chunks import key_of
-from cuadrilla.data.corpus import Corpus, CorpusRules, clean_corpus
-from cuadrilla.data.executor import Workers, check_processes, processes
-from cuadrilla.data.formats.form import ACCEPTED
-from cuadrilla.data.options import DEFAULT_VOCAB, RECIPE, PrepareOptions, recorded
+from cuadrilla.data.corpus import Corpus, clean_corpus
+from cuadrilla.data.executor import Workers, available_cores, processes
+from cuadrilla.data.formats.files import ACCEPTED
+from cuadrilla.data.options import PrepareOptions, recorded
 from cuadrilla.data.shards import (
     MANIFEST,
     TOKENIZER,
@@ -45,7 +45,6 @@ from cuadrilla.data.shards import (
 from cuadrilla.data.sources import Progress, Sources, list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
-from cuadrilla.data.work import MIN_CHARACTERS
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors, write_atomic
@@ -70,14 +69,10 @@ class Prepared:
     manifest: Manifest
     already: bool
     """Nothing was done: the folder holds this very preparation."""
-    skipped: tuple[str, ...]
+    skipped: Sequence[str] = ()
     """Files in the given folders that are not text."""
-    broken: Mapping[str, str]
+    broken: Mapping[str, str] = field(default_factory=dict)
     """Files that were left out because they are broken, and why."""
-    damaged: Mapping[str, str]
-    """Texts that could be repaired, and what is wrong with them."""
-    repeats: tuple[str, ...] = ()
-    """Which sources lie in which others, and how much of them."""
     note: str = ""
     """What was held out, and why so."""
 
@@ -112,7 +107,7 @@ def prepare(
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
     sources = list_sources(specs, exclude=out, reading=options.reading, held_out=options.val)
-    if not sources.all and not sources.log.problems and not sources.log.broken:
+    if not sources.all and not sources.log.broken:
         raise DataError(
             "there is no text in {names}",
             names=", ".join([*specs, *map(str, options.val)]),
@@ -127,13 +122,12 @@ def prepare(
         with FolderLock(out / "lock", purpose="data prepare"):
             done = None
             if not options.force and _is_prepared(out):
-                sources.survey(progress)
                 done = _finished(out, sources, recorded(options, tokenizer, sources))
             if done:
                 shutil.rmtree(out / WORK, ignore_errors=True)  # of a later preparation that was killed
-                return _prepared(done, sources, already=True)
+                return Prepared(manifest=done, already=True)
             num_bytes = sum(source.size_bytes for source in sources.all)
-            count = 1 if num_bytes < SMALL_BYTES else check_processes(options.processes)
+            count = 1 if num_bytes < SMALL_BYTES else options.processes or available_cores()
             with (
                 _work_folder(out) as work,
                 nullcontext(workers) if workers else processes(count) as chosen,
@@ -187,32 +181,8 @@ def _prepare_locked(task: _Task, out: Path) -> Prepared:
     publish(task.work, out, manifest)
     _write_dropped(out, corpus.dropped)
     shutil.rmtree(task.work, ignore_errors=True)
-    names = [source.name for source in task.sources.all]
-    repeats = (
-        Message(
-            "{share:.0%} of {source} is also in {other}",
-            source=names[each.source],
-            share=each.share,
-            other=names[each.other],
-        )
-        for each in corpus.repeats()
-    )
-    return _prepared(manifest, task.sources, already=False, repeats=tuple(repeats), note=corpus.note)
-
-
-def _prepared(
-    manifest: Manifest, sources: Sources, *, already: bool, repeats: tuple[str, ...] = (), note: str = ""
-) -> Prepared:
-    log = sources.log
-    return Prepared(
-        manifest=manifest,
-        already=already,
-        skipped=tuple(log.skipped),
-        broken=log.broken,
-        damaged=log.damaged,
-        repeats=repeats,
-        note=note,
-    )
+    log = task.sources.log
+    return Prepared(manifest=manifest, already=False, skipped=log.skipped, broken=log.broken, note=corpus.note)
 
 
 def _overlap(task: _Task, splits: dict[str, Split], tokenizer: Tokenizer) -> Counter[str]:
@@ -256,7 +226,7 @@ def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifes
     """
     manifest = read_manifest(out)
     has = [(source.name, source.sha256) for source in manifest.sources]
-    gets = [(source.name, source.sha256) for source in sources.texts]
+    gets = [(source.name, source.sha256) for source in sources.all]
     had = manifest.options
     differs = [key for key in sorted({*had, *wanted}) if had.get(key) != wanted.get(key)]
     if differs or has != gets:
@@ -279,20 +249,12 @@ def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifes
 
 def _clean(task: _Task) -> Corpus:
     """Clean, deduplicate and split. Raises DataError if too little is left."""
-    options = task.options
-    rules = CorpusRules(
-        recipe=RECIPE,
-        maximum=clean.MAX_DOCUMENT,
-        filter=options.filter,
-        similarity=options.near_duplicates,
-        val_fraction=options.val_fraction,
-        val_by=options.val_by,
-    )
     for maximum in _BLOCK_SIZES:
         corpus = clean_corpus(
             task.work,
             read=task.sources,
-            rules=replace(rules, maximum=maximum),
+            options=task.options,
+            maximum=maximum,
             workers=task.workers,
             progress=task.progress,
         )
@@ -305,29 +267,14 @@ def _clean(task: _Task) -> Corpus:
             characters=corpus.num_characters,
             documents=len(corpus),
             least=MIN_CORPUS_CHARACTERS,
-            hint=_why_so_little(corpus, task.sources),
+            hint="add more text, or the built-in source cuentos:40000; --filter none keeps what was dropped",
         )
     return corpus
 
 
-def _why_so_little(corpus: Corpus, sources: Sources) -> str:
-    if sources.log.broken:
-        return Message(
-            "{files:,} broken files were left out, {name} among them",
-            files=len(sources.log.broken),
-            name=min(sources.log.broken),
-        )
-    short = corpus.counts["documents_too_short"]
-    if filtered := sum(count for name, count in corpus.counts.items() if name.startswith("filtered_")):
-        return Message("{filtered:,} documents were dropped; --filter none keeps them", filtered=filtered)
-    if short:
-        return Message("{short} documents were shorter than {least} characters", short=short, least=MIN_CHARACTERS)
-    return Message("add more .txt or .md files, or the built-in source cuentos:40000")
-
-
 def _train(task: _Task, corpus: Corpus) -> Tokenizer:
     """A tokenizer for this corpus; the one of an interrupted preparation if it is there."""
-    vocab_size = task.options.vocab or DEFAULT_VOCAB
+    vocab_size = task.options.vocab
     key = key_of(str(vocab_size), *(chunk.key for chunk in corpus.chunks), corpus.splits.tobytes())
     path = task.work / f"{key}.tokenizer.json"
     if path.exists():
@@ -351,5 +298,4 @@ def _describe(sources: Sources, portions: dict[int, dict[str, Portion]]) -> tupl
             portions=portions.get(number, {}),
         )
         for number, source in enumerate(sources.all)
-        if source.is_text
     )

@@ -3,52 +3,36 @@
 Invariants
 * Nothing depends on the order in which a file system lists names or a user types arguments: sources are sorted by
   name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
-* A file is read once, in pieces: hashed, decoded and looked at for whatever is wrong with it on the way.
-* All that is wrong is said at once. What is broken is passed over if bad records are, each with its reason; for that
-  each file is read through before any of its text is taken.
-* Only text is opened as text. Pickles, images and anything with more than one control character in a hundred bytes are
-  refused; nothing is unpickled and nothing is extracted, ever.
+* All that is wrong is said at once. What is broken is passed over if that is asked for, each with its reason; what
+  comes before the damage is kept.
+* Only text is opened as text; nothing is unpickled and nothing is extracted, ever.
 
-A new kind of file is a reader in `formats/`, a suffix in `formats/form.py` and a branch in `Sources._texts_of`.
+A new kind of file is a reader in `formats/`, a suffix in `formats/files.py` and a branch in `Sources._texts_of`.
 """
 
-import hashlib
-import lzma
 import re
-import tarfile
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from cuadrilla.data.cuentos import stories
-from cuadrilla.data.formats import jsonl, parquet, tei
-from cuadrilla.data.formats.archive import ArchiveEntry, members
-from cuadrilla.data.formats.encoding import HEAD_BYTES, Finding, decoded, detect
-from cuadrilla.data.formats.form import ACCEPTED, PARQUET, Form, form_of
-from cuadrilla.data.formats.packing import INSTALL, opened
-from cuadrilla.data.formats.record import BadFileError, Reading
+from cuadrilla.data.formats import records, tei
+from cuadrilla.data.formats.encoding import HEAD_BYTES, decoded, detect
+from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, members, opened
+from cuadrilla.data.formats.records import Reading
 from cuadrilla.data.get.record import UNKNOWN, licences
 from cuadrilla.data.listing import Listing, Log, TextSource
-from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem
-from cuadrilla.messages import Message
-from cuadrilla.rundir import file_sha256
+from cuadrilla.errors import ConfigError, DataError
 
 MAX_STORIES = 10**8
 STORY_BYTES = 800
 """Of a story, about."""
+MAX_UNPACKED_BYTES = 20 * 10**9
+"""Of text in one file that is packed, whatever in."""
 AS_USUAL = Reading()
-LOOKING = Message("looking at the files")
 LEAVE_OUT = "repair them or leave them out; --skip-bad skips what is broken, and counts and names it"
-_DAMAGE = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError),
-    *(NotImplementedError, RuntimeError, OverflowError, IndexError, MemoryError),
-)
-"""What the libraries raise for files that are not what they should be."""
+_GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
@@ -79,11 +63,7 @@ class Sources:
         times = Counter(source.name for source in sources)
         self.all = sorted(
             sources,
-            key=lambda each: (
-                not each.is_held_out,
-                each.name,
-                file_sha256(each.path) if times[each.name] > 1 else "",
-            ),
+            key=lambda each: (not each.is_held_out, each.name, each.sha256 if times[each.name] > 1 else ""),
         )
         self.log = listed
         """What was passed over: in folders, and in files as far as they have been read."""
@@ -91,120 +71,86 @@ class Sources:
         self._reading = reading
         self._licences: dict[Path, dict[str, str]] = {}
 
-    @property
-    def texts(self) -> list[TextSource]:
-        """Those that have been read and hold text."""
-        return [source for source in self.all if source.is_text]
-
     def read(self) -> Iterator[TextPiece]:
         """Everything, in order. Raises DataError for all that is wrong, when all has been read."""
-        self.log = self._listed.copy()
+        listed = self._listed
+        self.log = Log(skipped=[*listed.skipped], counts=listed.counts.copy(), broken={**listed.broken})
         number = 0
         for place, source in enumerate(self.all):
+            source.num_bytes, source.encodings, source.licences = 0, set(), set()
             try:
-                if self._reading.skip_bad:
-                    for text in self._texts_in(source, Log()):
-                        _exhaust(text)
-                for text in self._texts_in(source, self.log):
+                for text in self._texts_in(source):
                     for piece in text.pieces:
-                        source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
+                        _grow(source, piece)
                         if not self.log.problems:
                             yield TextPiece(place, number, text.keeps_indentation, piece)
                     number += 1
-            except (DataError, *_DAMAGE) as error:
-                source.is_text = False
+            except (DataError, *DAMAGE) as error:
                 problem = error if isinstance(error, DataError) else _damaged(source.path, error)
                 self.log.refuse(source.name, problem, skip_bad=self._reading.skip_bad)
+            if UNKNOWN in source.licences:
+                recorded = self._licences.setdefault(source.path.parent, licences(source.path.parent))
+                source.licences = source.licences - {UNKNOWN} | {recorded.get(source.sha256, UNKNOWN)}
         self.log.skipped.sort()
         _refuse_all(self.log.problems)
 
-    def survey(self, progress: Progress) -> None:
-        """Read everything for what is known about it then. Raises DataError."""
-        total = sum(source.size_bytes for source in self.all)
-        progress(LOOKING, 0, total)
-        for place, _ in groupby(self.read(), key=lambda piece: piece.source):
-            progress(LOOKING, sum(source.size_bytes for source in self.all[:place]), total)
-        progress(LOOKING, total, total)
-
-    def _texts_in(self, source: TextSource, log: Log) -> Iterator[SourceText]:
-        """The texts of a source, and then the facts about it. Raises DataError."""
-        digest = hashlib.sha256()
-        source.num_bytes, source.encodings, source.licences = 0, set(), set()
-        num_problems = len(log.problems) + len(log.broken)
+    def _texts_in(self, source: TextSource) -> Iterator[SourceText]:
+        """The texts of a source. Raises DataError, what the libraries raise for damage."""
         if source.num_stories:
-            for story in stories(source.num_stories, seed=0):
-                digest.update(story.encode() + b"\0")
-                yield SourceText(iter((story,)))
-            source.encodings.add("utf-8")
-            source.licences.add("CC0-1.0 (generated)")
-        else:
-            yield from self._texts_of_file(source, log, digest)
-        source.sha256 = digest.hexdigest()
-        source.is_text = bool(source.encodings)
-        if not source.is_text and num_problems == len(log.problems) + len(log.broken):
-            _check_wanted(source, log)
-        if UNKNOWN in source.licences:
-            recorded = self._licences.setdefault(source.path.parent, licences(source.path.parent))
-            source.licences = source.licences - {UNKNOWN} | {recorded.get(source.sha256, UNKNOWN)}
-
-    def _texts_of_file(self, source: TextSource, log: Log, digest: "hashlib._Hash") -> Iterator[SourceText]:
+            _note(source, "utf-8", "CC0-1.0 (generated)")
+            yield from (SourceText(iter((story,))) for story in stories(source.num_stories, seed=0))
+            return
         form = form_of(source.path.name)
         assert form is not None, source.path
-        if form.archive:
-            for entry in members(source.path, form.archive, digest):
-                label = f"{source.name}!{entry.name}"
-                if entry.stream and (content := _content_of(entry, log, label=label)):
-                    where = f"{source.path}!{entry.name}"
-                    try:
-                        yield from self._texts_of(content, entry.stream, source, log, where=where, label=label)
-                    except BadFileError as error:
-                        log.refuse(label, error, skip_bad=self._reading.skip_bad)
-                elif not entry.stream and not _is_hidden(entry.name):
-                    log.skip(label, "links_in_archives")
+        before = len(self.log.broken) + len(self.log.problems)
+        if form.content in (ZIP, TAR):
+            for name, stream in members(source.path, form):
+                yield from self._texts_of_member(name, stream, source)
         elif form.content == PARQUET:
-            for text in parquet.records(source.path, reading=self._reading, counts=log.counts):
-                yield SourceText(iter((text,)))
-            source.encodings.add("utf-8")
-            source.licences.add(UNKNOWN)
-            with open(source.path, "rb") as file:
-                hashlib.file_digest(file, lambda: digest)
+            _note(source, "utf-8", UNKNOWN)
+            cells = records.parquet(source.path, reading=self._reading, counts=self.log.counts)
+            yield from (SourceText(iter((text,))) for text in cells)
         else:
-            with opened(source.path, form.packing, digest) as stream:
-                yield from self._texts_of(form.content, stream, source, log, where=str(source.path), label=source.name)
+            with opened(source.path, form.packing) as stream:
+                yield from self._texts_of(form.content, stream, source, where=str(source.path), label=source.name)
+        is_silent = len(self.log.broken) + len(self.log.problems) == before
+        if source.is_given and not source.encodings and is_silent:
+            hint = "accepted: {accepted}"
+            raise DataError("{path} holds no text that is read", path=source.path, hint=hint, accepted=ACCEPTED)
+
+    def _texts_of_member(self, name: str, stream: IO[bytes], source: TextSource) -> Iterator[SourceText]:
+        """One that is broken says nothing about its neighbours."""
+        if any(part.startswith(".") and part.strip(".") for part in name.split("/")):
+            return
+        label, form = f"{source.name}!{name}", form_of(name)
+        if form is None or form != Form(form.content) or form.content in (ZIP, TAR, PARQUET):
+            self.log.skip(label, "files_not_text")
+            return
+        try:
+            yield from self._texts_of(form.content, stream, source, where=f"{source.path}!{name}", label=label)
+        except DataError as error:
+            self.log.refuse(label, error, skip_bad=self._reading.skip_bad)
 
     def _texts_of(
-        self, content: str, stream: IO[bytes], source: TextSource, log: Log, *, where: str, label: str
+        self, content: str, stream: IO[bytes], source: TextSource, *, where: str, label: str
     ) -> Iterator[SourceText]:
-        """The texts of one stream. Raises BadFileError, DataError."""
+        """The texts of one stream. Raises DataError."""
         if content == ".jsonl":
-            source.encodings.add("utf-8")
-            source.licences.add(UNKNOWN)
-            for text in jsonl.records(stream, where=where, reading=self._reading, counts=log.counts):
-                yield SourceText(iter((text,)))
+            _note(source, "utf-8", UNKNOWN)
+            found = records.json_lines(stream, where=where, reading=self._reading, counts=self.log.counts)
+            yield from (SourceText(iter((text,))) for text in found)
         elif content == ".xml":
             novel = tei.read(stream, where=where)
             if not novel.is_tei:
-                log.skip(label, "files_xml_not_tei")
+                self.log.skip(label, "files_xml_not_tei")
                 return
-            source.encodings.add(novel.encoding)
-            source.licences.add(novel.licence)
-            for text in novel.texts:
-                yield SourceText(iter((text,)))
+            _note(source, novel.encoding, novel.licence)
+            yield from (SourceText(iter((text,))) for text in novel.texts)
         else:
             head = stream.read(HEAD_BYTES)
-            found = self._looked_at(detect(head, where=where, repair=self._reading.repair), log, label=label)
-            source.encodings.add(found.encoding)
-            source.licences.add(found.licence)
-            yield SourceText(decoded(head, stream, found.encoding, where=where), content == ".md")
-
-    def _looked_at(self, finding: Finding, log: Log, *, label: str) -> Finding:
-        """Count and name what could be repaired; it will be, if that is asked for."""
-        if not finding.damage:
-            return finding
-        log.counts["characters_encoded_twice"] += finding.num_twice
-        log.counts["files_in_two_encodings"] += finding.is_mixed
-        log.damaged[label] = finding.damage
-        return finding.repaired() if self._reading.repair else finding
+            encoding = detect(head, where=where)
+            _note(source, encoding, "Project Gutenberg License" if _GUTENBERG.search(head[: 2**20]) else UNKNOWN)
+            yield SourceText(decoded(head, stream, encoding), content == ".md")
 
 
 def list_sources(
@@ -213,35 +159,37 @@ def list_sources(
     """Everything that `specs` name: files, folders, archives, `cuentos:N`; nothing is read yet.
 
     `exclude` is a folder not to enter (the output); `held_out` are files and folders, too, among `specs` or not.
-    Raises ConfigError for a malformed `cuentos:`, EnvironmentProblem for a library that is not installed. What cannot
-    be listed is raised by reading, with all that cannot be read.
+    Raises ConfigError for a malformed `cuentos:`, DataError for all that cannot be listed.
     """
-    if reading.repair and find_spec("ftfy") is None:
-        raise EnvironmentProblem("repairing text needs ftfy, which is not installed", hint=INSTALL)
     listing = Listing(exclude=exclude, skip_bad=reading.skip_bad)
-    counts_of_stories: set[int] = set()
+    generated: dict[int, TextSource] = {}
     for spec, is_held_out in (*((spec, False) for spec in specs), *((spec, True) for spec in held_out)):
-        if not spec:
-            raise ConfigError(
-                "a source is empty text", hint="give files or folders ({accepted}), or cuentos:N", accepted=ACCEPTED
-            )
-        if spec.startswith("cuentos:") and not is_held_out:
-            counts_of_stories.add(_parse_stories(spec))
+        if not spec or (spec.startswith("cuentos:") and not is_held_out):
+            count = _parse_stories(spec)
+            generated[count] = TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
             continue
         try:
             listing.add(Path(spec), is_held_out=is_held_out)
         except DataError as error:  # of what was typed nothing is passed over
             listing.log.problems.append(error)
-    generated = [
-        TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
-        for count in counts_of_stories
-    ]
-    return Sources([*listing.files.values(), *generated], listing.log, reading)
+    _refuse_all(listing.log.problems)
+    return Sources([*listing.files.values(), *generated.values()], listing.log, reading)
 
 
-def _exhaust(text: SourceText) -> None:
-    for _ in text.pieces:
-        pass
+def _note(source: TextSource, encoding: str, licence: str) -> None:
+    source.encodings.add(encoding)
+    source.licences.add(licence)
+
+
+def _grow(source: TextSource, piece: str) -> None:
+    source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
+    if source.num_bytes > max(MAX_UNPACKED_BYTES, 3 * source.size_bytes):
+        raise DataError(
+            "{path} unpacks to more than {most:,} bytes",
+            path=source.path,
+            most=MAX_UNPACKED_BYTES,
+            hint="if you trust it, unpack it yourself and give the text in several files",
+        )
 
 
 def _refuse_all(problems: Sequence[DataError]) -> None:
@@ -257,12 +205,9 @@ def _refuse_all(problems: Sequence[DataError]) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
-    if isinstance(error, OSError) and error.errno is not None:
-        hint = "check that the file exists and that you may read it"
-        return DataError("cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=hint)
-    reason = "".join(str(error).splitlines()[:1])[:300] or type(error).__name__
+    reason = "".join(str(getattr(error, "strerror", None) or error).splitlines()[:1]) or type(error).__name__
     hint = "fetch it again, or leave it out"
-    return DataError("{path} is damaged: {reason}", path=path, reason=reason, hint=hint)
+    return DataError("{path} cannot be read: {error}", path=path, error=reason[:300], hint=hint)
 
 
 def _parse_stories(spec: str) -> int:
@@ -275,33 +220,3 @@ def _parse_stories(spec: str) -> int:
             most=MAX_STORIES,
         )
     return int(digits)
-
-
-def _check_wanted(source: TextSource, log: Log) -> None:
-    """A file from a folder may hold no text, a given one may not. Raises DataError."""
-    if not source.is_given:
-        return
-    if source.path.suffix == ".xml":
-        raise DataError("{path} is XML, but not TEI", path=source.path, hint="accepted: {accepted}", accepted=ACCEPTED)
-    hint = "accepted: {accepted}"
-    if log.counts["packed_in_archives"]:
-        hint = "unpack it: archives and compressed files inside an archive are not read; accepted: {accepted}"
-    raise DataError("{path} contains no text in an accepted format", path=source.path, hint=hint, accepted=ACCEPTED)
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
-
-
-def _content_of(entry: ArchiveEntry, log: Log, *, label: str) -> str:
-    """The content of a member that is to be read; one that is not is skipped: "". Hidden ones are passed over."""
-    inner = form_of(entry.name)
-    if _is_hidden(entry.name):
-        return ""
-    if inner is None:
-        log.skip(label, "files_not_text")
-    elif inner != Form(inner.content) or inner.content == PARQUET:
-        log.skip(label, "packed_in_archives")
-    else:
-        return inner.content
-    return ""

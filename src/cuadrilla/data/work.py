@@ -41,8 +41,6 @@ class CleanJob:
     """Compute signatures for near-duplicates."""
     keep_indentation: list[bool]
     """Of each text."""
-    is_whole: list[bool]
-    """Each text is not one section of several."""
     sizes: list[int]
     """Bytes of each text."""
 
@@ -106,12 +104,10 @@ def clean_texts(job: CleanJob, payload: bytes) -> bytes:
     """A chunk of the documents in `payload`, the UTF-8 texts one after another."""
     cleaned = _Cleaned()
     position = 0
-    for number, (size, is_whole, keep) in enumerate(zip(job.sizes, job.is_whole, job.keep_indentation, strict=True)):
+    for number, (size, keep) in enumerate(zip(job.sizes, job.keep_indentation, strict=True)):
         section = payload[position : position + size].decode("utf-8", "surrogatepass")
         position += size
-        is_empty = True
         for text in clean.documents(section, keep_indentation=keep, counts=cleaned.counts, maximum=job.maximum):
-            is_empty = False
             if len(text) < MIN_CHARACTERS:
                 cleaned.drop("documents_too_short", text, number)
             elif job.filter == BOOKS and (reason := reason_to_drop(text)):
@@ -119,7 +115,6 @@ def clean_texts(job: CleanJob, payload: bytes) -> bytes:
             else:
                 cleaned.texts.append(text)
                 cleaned.of_text.append(number)
-        cleaned.counts["texts_empty"] += is_empty and is_whole
     return cleaned.chunk(job)
 
 

@@ -7,18 +7,17 @@ and groups of verses are set apart by a blank line, verses and line breaks by a 
 3-7; P4 uses the same names.)
 
 lxml holds one `<body>` at a time, within the limits of libxml2 (`huge_tree=False`: 10 MB of text without a tag, nesting
-of 256). An internal DTD is refused, so that there are no entities to expand. Nothing outside the file is ever opened;
-the named characters of HTML (`&ntilde;`) are known without a DTD's help.
+of 256). Entities are not expanded and nothing outside the file is opened; the named characters of HTML (`&ntilde;`) are
+known without a DTD's help.
 """
 
+import html
 import re
-from html.entities import html5
+from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from cuadrilla.data.formats.packing import INSTALL
-from cuadrilla.data.formats.record import BadFileError
-from cuadrilla.errors import EnvironmentProblem
-from cuadrilla.messages import Message
+from cuadrilla.data.formats.files import INSTALL
+from cuadrilla.errors import DataError, EnvironmentProblem
 
 ROOTS = ("TEI", "TEI.2", "teiCorpus", "teiCorpus.2")
 
@@ -30,9 +29,12 @@ _PARAGRAPHS = {
 }
 _LINES = {"l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label"}
 _HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
-_MARK = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
-_FOLLOWS_CLOSELY = tuple(",.;:)]!?»")
-_LAYOUT = ("\n", "\t", "\r")
+_NOTE = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
+
+_PARAGRAPH, _LINE, _MARK = "\x1c", "\x1d", "\x1e"
+"""Stand for white space and the marks of notes until all of a body is there; XML cannot hold them."""
+_MARKS = re.compile(rf" *({_MARK} *)+(?=[,.;:)\]!?»])|{_MARK}")
+_GAPS = re.compile(rf"[ {_PARAGRAPH}{_LINE}]{{2,}}|[{_PARAGRAPH}{_LINE}]")
 
 
 class Novel(NamedTuple):
@@ -47,7 +49,7 @@ class Novel(NamedTuple):
 
 
 def read(stream: IO[bytes], *, where: str) -> Novel:
-    """Read the file to its end. Raises BadFileError for what is not well-formed or is refused."""
+    """Read the file to its end. Raises DataError for what is not well-formed."""
     try:
         from lxml import etree
     except ImportError as error:
@@ -59,24 +61,21 @@ def read(stream: IO[bytes], *, where: str) -> Novel:
         for _, element in parsed:
             name = _name(element)
             if name == "availability" and licence == "unknown":
-                licence = _licence(element)
+                targets = (each.get("target") for each in element.iter() if _name(each) in ("licence", "ref"))
+                licence = next(filter(None, targets), licence)
             elif name == "body" and _LEFT_OUT.union(["body"]).isdisjoint(map(_name, element.iterancestors())):
-                _check_dtd(element.getroottree().docinfo.internalDTD, where)
-                texts.append("".join(_Body(element, where).pieces))
+                texts.append(_text(element))
                 element.clear(keep_tail=True)
-    except etree.XMLSyntaxError as error:
-        why = Message("not well-formed XML: {error}", error=error.msg)
-        raise _refusal(where, error.lineno or 1, why) from error
-    except LookupError as error:
-        raise _refusal(where, 1, Message("not well-formed XML: {error}", error=error)) from error
-    info = parsed.root.getroottree().docinfo
-    _check_dtd(info.internalDTD, where)
-    return Novel(
-        is_tei=_name(parsed.root) in ROOTS,
-        encoding=(info.encoding or "utf-8").lower()[:40],
-        licence=licence,
-        texts=list(filter(None, texts)),
-    )
+    except (etree.XMLSyntaxError, LookupError) as error:
+        raise DataError(
+            "{where}:{line}: not well-formed XML: {error}",
+            where=where,
+            line=getattr(error, "lineno", None) or 1,
+            error=getattr(error, "msg", error),
+            hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
+        ) from error
+    encoding = (parsed.root.getroottree().docinfo.encoding or "utf-8").lower()
+    return Novel(_name(parsed.root) in ROOTS, encoding, licence, list(filter(None, texts)))
 
 
 def _name(element: Any) -> str:
@@ -84,101 +83,46 @@ def _name(element: Any) -> str:
     return element.tag.rpartition("}")[2].rpartition(":")[2] if isinstance(element.tag, str) else ""
 
 
-def _licence(availability: Any) -> str:
-    targets = (each.get("target") for each in availability.iter() if _name(each) in ("licence", "ref"))
-    return " ".join(next(filter(None, targets), "unknown").split())[:200]
+def _text(body: Any) -> str:
+    text = _MARKS.sub("", "".join(_pieces(body, is_in_paragraph=False)))
+    return _GAPS.sub(_gap, text).strip()
 
 
-def _check_dtd(dtd: Any, where: str) -> None:
-    if dtd is not None and any((*dtd.iterentities(), *dtd.iterelements())):
-        raise _refusal(
-            where, 1, Message("it defines its own entities or elements (<!DOCTYPE ... [ ]>), which is not read")
-        )
+def _gap(found: re.Match[str]) -> str:
+    return "\n\n" if _PARAGRAPH in found[0] else "\n" if _LINE in found[0] else " "
 
 
-def _refusal(where: str, line: int, why: Message) -> BadFileError:
-    return BadFileError(
-        "{where}:{line}: {why}",
-        where=where,
-        line=line,
-        why=why,
-        hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
-    )
-
-
-class _Body:
-    """One body, as `pieces` of text."""
-
-    def __init__(self, body: Any, where: str) -> None:
-        self.pieces: list[str] = []
-        self._where = where
-        self._gap = ""
-        """White space before the next text."""
-        self._was_mark = False
-        """The last thing was the mark of a note."""
-        self._read(body, is_in_paragraph=False)
-
-    def _read(self, element: Any, *, is_in_paragraph: bool) -> None:
-        name = _name(element)
-        is_in_paragraph = is_in_paragraph or name in _HOLD_QUOTES
-        gap = "" if name == "quote" and is_in_paragraph else _gap_of(name)
-        if name != "lb" or element.get("break") != "no":
-            self._widen(gap)
-        self._write(element.text)
-        for child in element:
-            inner = _name(child)
-            if not inner:
-                self._entity(child)
-            elif inner == "ref" and _is_mark(child):
-                self._was_mark = True
-            elif inner not in _LEFT_OUT and not (name == "choice" and inner in _OTHER_READING):
-                self._read(child, is_in_paragraph=is_in_paragraph)
-            self._write(child.tail)
-        if name != "lb":
-            self._widen(gap)
-
-    def _widen(self, gap: str) -> None:
-        if (gap.count("\n"), gap) > (self._gap.count("\n"), self._gap):
-            self._gap = gap
-
-    def _write(self, data: str | None) -> None:
-        text = _without_layout(data or "")
-        if text.startswith(" "):
-            self._widen(" ")
-        if body := text.strip(" "):
-            if self._was_mark and self._gap == " " and body.startswith(_FOLLOWS_CLOSELY):
-                self._gap = ""
-            self._was_mark = False
-            self.pieces.append(self._gap + body if self.pieces else body)
-            self._gap = " " if text.endswith(" ") else ""
-
-    def _entity(self, node: Any) -> None:
-        """A reference to an entity that only an external DTD would define; comments and instructions are nothing."""
-        name = getattr(node, "name", None)
-        if name is None or not str(node.text).startswith("&"):
-            return
-        if f"{name};" not in html5:
-            why = Message("&{name}; is defined in another file, which is not read", name=name[:40])
-            raise _refusal(self._where, node.sourceline or 1, why)
-        self._write(html5[f"{name};"])
+def _pieces(element: Any, *, is_in_paragraph: bool) -> Iterator[str]:
+    name = _name(element)
+    is_in_paragraph = is_in_paragraph or name in _HOLD_QUOTES
+    gap = "" if name == "quote" and is_in_paragraph else _gap_of(name)
+    if element.get("break") != "no":
+        yield gap
+    yield _without_layout(element.text)
+    for child in element:
+        inner = _name(child)
+        if not inner and str(child.text).startswith("&"):
+            yield html.unescape(child.text)
+        elif inner == "ref" and _is_mark(child):
+            yield _MARK
+        elif inner and inner not in _LEFT_OUT and not (name == "choice" and inner in _OTHER_READING):
+            yield from _pieces(child, is_in_paragraph=is_in_paragraph)
+        yield _without_layout(child.tail)
+    if name != "lb":
+        yield gap
 
 
 def _is_mark(reference: Any) -> bool:
     said = "".join(reference.itertext()) if reference.get("target", "").startswith("#") else ""
-    return _MARK.fullmatch(said.strip()) is not None
+    return _NOTE.fullmatch(said.strip()) is not None
 
 
 def _gap_of(name: str) -> str:
     """White space around an element."""
     if name in _PARAGRAPHS or name.startswith("div"):
-        return "\n\n"
-    return "\n" if name in _LINES else " " if name == "cell" else ""
+        return _PARAGRAPH
+    return _LINE if name in _LINES else " " if name == "cell" else ""
 
 
-def _without_layout(data: str) -> str:
-    """Each run of white space as one blank. (On long lines a regular expression takes several times as long.)"""
-    for character in _LAYOUT:
-        data = data.replace(character, " ")
-    while "  " in data:
-        data = data.replace("  ", " ")
-    return data
+def _without_layout(data: str | None) -> str:
+    return (data or "").replace("\n", " ").replace("\t", " ").replace("\r", " ")
