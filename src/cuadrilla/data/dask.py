@@ -18,7 +18,7 @@ from distributed.scheduler import KilledWorker
 
 from cuadrilla.data.executor import Workers
 from cuadrilla.data.options import RECIPE
-from cuadrilla.errors import EnvironmentProblem, LinkError, ResourceError
+from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.log import to_files_only
 from cuadrilla.printable import one_line
 from cuadrilla.version import __version__
@@ -43,7 +43,7 @@ def checked(wanted: str, function: Callable[..., bytes], *arguments: Any) -> byt
 
 @contextmanager
 def dask_workers(scheduler: str) -> Iterator[Workers]:
-    """The workers of a cluster. Raises LinkError without scheduler or workers, ResourceError if a job kills them."""
+    """The workers of a cluster. Raises LinkError without scheduler or workers, or if a job kills them."""
     to_files_only("distributed")
     try:
         with distributed.Client(scheduler, set_as_default=False, name="cuadrilla") as client:
@@ -54,15 +54,9 @@ def dask_workers(scheduler: str) -> Iterator[Workers]:
                 count=lambda: sum(client.nthreads().values()),
                 share=lambda path: client.submit(bytes, path.read_bytes(), pure=False),
             )
-    except KilledWorker as error:
-        raise ResourceError(
-            "several Dask workers ended during the same job: {reason}",
-            reason=one_line(str(error)),
-            hint="give each worker more memory, then run the same command again; finished work is kept",
-        ) from None
-    except (CancelledError, OSError) as error:
+    except (KilledWorker, CancelledError, OSError) as error:
         raise LinkError(
-            "the Dask scheduler {scheduler} cannot be used: {reason}",
+            "the Dask cluster {scheduler} cannot be used: {reason}",
             scheduler=scheduler,
             reason=one_line(str(error) or type(error).__name__),
             hint="start it and its workers (docs/dask.md), then run the same command again; finished work is kept",

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def available_cores() -> int:
 def processes(count: int) -> Iterator[Workers]:
     """So many processes of this machine; one is this very process. They end with the block, at once if it failed."""
     if count == 1:
-        yield Workers(submit=_ThisProcess().submit, count=lambda: 0)
+        yield Workers(submit=_here, count=lambda: 0)
         return
     pool = _Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
@@ -85,11 +85,10 @@ def processes(count: int) -> Iterator[Workers]:
         pool.shutdown(cancel_futures=True)
 
 
-class _ThisProcess(Executor):
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        future.set_result(function(*args, **kwargs))
-        return future
+def _here(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(function(*args, **kwargs))
+    return future
 
 
 class _Pool(ProcessPoolExecutor):

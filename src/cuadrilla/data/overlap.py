@@ -33,7 +33,6 @@ class Overlap:
     """Windows of a held-out text, and how many of them occur in the training text."""
 
     name: str
-    window_tokens: int
     checked: int
     found: int
 
@@ -68,7 +67,7 @@ def measure(
         hashes = _some(_windows(tokens, width=width, end_of_text=end_of_text), rarity)
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_found[places[wanted[places] == hashes]] = True
-    return Overlap(name=name, window_tokens=width, checked=int(times.sum()), found=int(times[is_found].sum()))
+    return Overlap(name=name, checked=int(times.sum()), found=int(times[is_found].sum()))
 
 
 def blocks(folder: Path, shards: Sequence[Shard], *, dtype: str, overlap: int) -> Iterator[NDArray[np.int64]]:
