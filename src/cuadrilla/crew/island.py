@@ -52,7 +52,7 @@ from cuadrilla.train.sinks import finite
 
 START_MINUTES = 10
 """People start torchrun on one machine after the other."""
-PATIENCE_MINUTES = 30
+PATIENCE_MINUTES = 10
 """Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once, by Gloo or
 NCCL."""
 LAST_SECONDS = 5.0
