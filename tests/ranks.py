@@ -94,7 +94,7 @@ def main(file: Path) -> None:
     else:
         with joined(place) as island:
             parameters = Layout.of(Exact().versions_like(model, recipe_of(ConstantGradient))[0])
-            island.form(resolve(RUN_FILE).config, task, model, parameters=parameters)
+            island.form(resolve(RUN_FILE, sets=["sync.kind=exact"]).config, task, model, parameters=parameters)
             link = island.link(inner=script if place.leads else None)
             assert train(link, task=task, model=model, sync=sync, worker=worker).reason == "done"
             island.end()

@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 
 from cuadrilla.errors import LinkError
-from cuadrilla.rundir import make_private, write_json
+from cuadrilla.rundir import make_private, read_regular, write_json
 
 PAUSED = "paused.json"
 
@@ -152,7 +152,7 @@ class Home:
 def read_object(path: Path) -> dict[str, Any]:
     """A small JSON file of ours; a missing or damaged one is empty."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -68,7 +68,7 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
             if not (len(word) > 1 and word.isascii() and word.strip().isalpha()):
                 model.head.weight[token] = 0
     precision = choose_precision("fp32", device=CPU)
-    return LanguageModel(model=model, tokenizer=tokenizer, device=CPU, precision=precision, step=None)
+    return LanguageModel(model=model, tokenizer=tokenizer, device=CPU, precision=precision, source=None)
 
 
 def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:

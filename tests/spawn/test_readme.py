@@ -121,7 +121,7 @@ class Reader:
 
     def after_data_prepare(self, _arguments: list[str], _said: str) -> None:
         manifest = read_manifest(self.folder / "data")
-        assert {source.encoding for source in manifest.sources} == {"utf-8", "iso-8859-1"}
+        assert {source.encoding for source in manifest.sources} == {"utf-8", "cp1252"}
         assert manifest.splits["train"].num_tokens > 2 * manifest.splits["val"].num_tokens > 0
 
     def after_data_stats(self, _arguments: list[str], said: str) -> None:

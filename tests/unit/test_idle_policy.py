@@ -55,8 +55,6 @@ def test_a_pause_of_this_machine_and_of_nodes_are_two_things(tmp_path: Path) -> 
     assert (home.is_paused, home.paused_nodes) == (False, {"ana"})
     home.pause(nodes=frozenset(), here=True)
     assert (home.is_paused, home.paused_nodes) == (True, frozenset())
-    (home.path / "paused.json").write_text('{"nodes": 7, "here": "yes"}')
-    assert (home.is_paused, home.paused_nodes) == (False, frozenset())
 
 
 def test_a_watcher_says_once_that_work_must_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def canonical_host(host: str) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is None:
         address = address.ipv4_mapped or address  # spelled differently by different versions of Python
     if address.is_unspecified or "%" in text:
-        problem = "{host!r} is no address that other machines can dial"
+        problem = "{host!r} is not the address of one machine: it means every address, or names a network card"
     if problem:
         hint = "give the address of the coordinator on your network, such as 192.168.1.20"
         raise LinkError(problem, host=host, hint=hint)

@@ -24,6 +24,8 @@ class FileFollower:
 
     def rows(self, *, anew: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
         """The rows that have come since. `anew` is called first where this is another file than before."""
+        if not self.path.is_file():  # a pipe would be waited for
+            return
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
             if self._inode is None:
