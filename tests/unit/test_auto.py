@@ -4,13 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
+from torch import nn
 
-from cuadrilla.link.base import Contribution, Hello, Lease
+from cuadrilla.config import MuonSection
+from cuadrilla.link.base import Contribution, Hello, Lease, Tensors
 from cuadrilla.plan.share import share_units
-from cuadrilla.sync.auto import AutoRounds
+from cuadrilla.sync.auto import AutoMerge, AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.events import Action, Commit, Merge, Merged, Said, Send
+from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Said, Send
+from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Recipe
+from cuadrilla.sync.windows import Windows
+from cuadrilla.train.optim import make_optimizer
 
 UNITS_PER_STEP = 60
 
@@ -90,6 +97,28 @@ def test_a_machine_alone_loses_nothing() -> None:
     """Whatever the length, it is one lane."""
     crew = Machines({"ana": 30.0}, transfer=1.0)
     assert crew.rounds(10)[-1] == 16
+
+
+def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
+    """Muon's matrices move by the lanes' changes alone; here there are none."""
+    model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})
+    make = make_optimizer(MuonSection(), is_matrix=lambda _name, p: p.ndim == 2, dtype=torch.float32)
+    merge = AutoMerge(model, Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0))
+    merge.version(steps=1)
+    merge.reduce([answer({name: torch.ones_like(p) for name, p in model.items()})], planned_tokens=10)
+    merge.step(norm=1.0, version=1, steps=1)
+    before = model["matrix"].detach().clone()
+    merge.version(steps=4)
+    (form,) = Windows(steps=4).contributions_like(model, merge._recipe)
+    merge.reduce([answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})], planned_tokens=10)
+    merge.step(norm=1.0, version=5, steps=4)
+    assert before.abs().min() > 0
+    assert torch.equal(model["matrix"], before)
+
+
+def answer(tensors: Tensors) -> Answer:
+    said = Contribution(lease_id=1, tokens=10, loss_sum=1.0, tensors=tensors)
+    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), said=said)
 
 
 def test_rounds_end_where_the_rules_want_it() -> None:

@@ -121,6 +121,8 @@ class AutoMerge:
     def _turn(self, steps: int) -> MergeHalf:
         if (steps > 1) != self._in_windows:
             state, self._in_windows = self._half.state_tensors(), steps > 1
+            for parameter in trainable(self._model).values():
+                parameter.grad = None  # the other half would take a step with it
             self._half, self._names = strategy_of(steps).merge(self._model, self._recipe), self._contributed(steps)
             if state:
                 self._half.load_state_tensors(state)
