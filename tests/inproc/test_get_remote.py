@@ -33,6 +33,18 @@ def pull(argument: str, folder: Path) -> list[str]:
     return [str((each.folder / each.records[0].name).relative_to(folder)) for each in done]
 
 
+@pytest.mark.parametrize("endpoint", ["http://example.org", "http://localhost.example.org:1"])
+def test_the_hubs_token_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(ConfigError, match="unencrypted"):
+        list_parquet("hf:ana/corpus", endpoint=endpoint)
+
+
+def test_a_hub_that_does_not_answer_is_an_error_of_ours() -> None:
+    with pytest.raises(LinkError, match="cannot be listed"):
+        list_parquet("hf:ana/corpus", endpoint="http://127.0.0.1:9")
+
+
 def test_a_store(memory, tmp_path):
     memory.pipe({"/cubo/libros/a.txt": TEXT, "/cubo/libros/más/b.txt": b"dos", "/cubo/libros/.x": b"hidden"})
     assert pull("memory://cubo/libros/a.txt", tmp_path) == ["a.txt"]

@@ -9,11 +9,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
+import httpx2 as httpx
+
 from cuadrilla.data.get.download import DownloadRequest, names_below
 from cuadrilla.data.get.record import UNKNOWN
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
 
 PREFIX = "hf:"
+ENCRYPTED_OR_HERE = ("https://", "http://127.0.0.1:", "http://localhost:")
+"""Beginnings of the addresses that the hub's token is sent to."""
 _ADDRESS = re.compile(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w+-][\w.+-]*))?")
 
 
@@ -35,8 +39,12 @@ def list_parquet(
         hint = "write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
         raise ConfigError("{text!r} is not a dataset of the hub", text=address, hint=hint)
     repo, config, split = given[1], given[2] or "", split or "train"
+    api = hub.HfApi(endpoint=endpoint)
+    if hub.get_token() and not api.endpoint.startswith(ENCRYPTED_OR_HERE):
+        problem = "{endpoint} would receive the hub's token unencrypted"
+        raise ConfigError(problem, endpoint=api.endpoint, hint="set HF_ENDPOINT to an https:// address")
     try:
-        info = hub.HfApi(endpoint=endpoint).dataset_info(repo, revision=revision or "main")
+        info = api.dataset_info(repo, revision=revision or "main")
         card: Any = info.card_data or {}
         patterns = data_files(card, repo, config=config, split=split)
         files = hub.HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
@@ -47,7 +55,7 @@ def list_parquet(
             for path, facts in cast(dict[str, Any], files.glob(root + pattern, detail=True)).items()
             if path.endswith(".parquet") and (patterns or _is_of(path, config=config, split=split))
         }
-    except OSError as error:  # those of HTTP are OSErrors, too
+    except (OSError, httpx.HTTPError) as error:  # what the hub answers is an OSError, what does not answer is none
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "check name, revision and network; private and gated ones need `hf auth login`"
         raise LinkError("{where} cannot be listed: {reason}", where=address, reason=reason, hint=hint) from error
