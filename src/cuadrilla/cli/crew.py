@@ -18,14 +18,14 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.keep import leave, trust_code
-from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say
+from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle, forget, rules_of
-from cuadrilla.cli.stopping import stopping
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.run import all_ranks
+from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
 from cuadrilla.host.torchrun import find_place
@@ -283,7 +283,8 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
 
     node.tell_working()
     answer = Message("leaving    what is under way is saved and given back; once more: at once, without saving")
-    with stopping(threading.Event(), answer=answer) as leaving:
+    leaving = threading.Event()
+    with stop_on_signals(lambda _reason: leaving.set(), answer=partial(say_at_once, answer)):
         reason = do_jobs(node, choose_uses(devices, threads=threads).uses, leaving=leaving)
     if reason == LEAVES:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,8 @@ import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
-from cuadrilla.cli.output import emit_table, say
-from cuadrilla.cli.stopping import stopping
+from cuadrilla.cli.output import emit_table, say, say_at_once
+from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, read_object
 from cuadrilla.messages import Message
@@ -138,7 +139,7 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
         stack.callback(executor.close)
         work = QueueWork(queue, executor, tell=_tell)
         answer = Message("stopping   runs save after this pass; once more: at once, without saving")
-        stack.enter_context(stopping(stopped, answer=answer))
+        stack.enter_context(stop_on_signals(lambda _reason: stopped.set(), answer=partial(say_at_once, answer)))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
         while not stopped.wait(LOOK_SECONDS):
             work.step()

@@ -152,10 +152,10 @@ def train_and_show(
     """`train_run` with its talk and progress on stderr. `opening`: of a crew that is not practice."""
     from cuadrilla.crew.signals import stop_on_signals
 
-    coordinates = opening is not None and opening.home is not None
+    stopping = Message("stopping   after this pass; once more: at once, without saving")
     audience = Audience(
         tell=say,
-        stopping=partial(stop_on_signals, answer=say_at_once, coordinates=coordinates),
+        stopping=partial(stop_on_signals, answer=partial(say_at_once, stopping)),
         sinks=lambda context: [*_views(resolved.config, folder, context), *more_sinks],
         verbose=options.debug,
     )

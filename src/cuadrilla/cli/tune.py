@@ -11,9 +11,9 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor, require_crew
-from cuadrilla.cli.output import emit_table, options, say
+from cuadrilla.cli.output import emit_table, options, say, say_at_once
 from cuadrilla.cli.progress import in_words
-from cuadrilla.cli.stopping import stopping
+from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
@@ -71,7 +71,7 @@ def tune(
         executor = Executors(parts)
         searching = stack.enter_context(open_search(run_file, sets=sets or [], executor=executor))
         answer = Message("stopping   trials save after this pass; once more: at once, without saving")
-        stack.enter_context(stopping(searching.stop, answer=answer))
+        stack.enter_context(stop_on_signals(lambda _reason: searching.stop.set(), answer=partial(say_at_once, answer)))
         _tell_begin(searching)
         searching.tell = partial(_tell_end, searching)
         searching.run()

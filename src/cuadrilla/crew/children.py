@@ -14,11 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import IO
 
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
@@ -28,7 +28,6 @@ from cuadrilla.messages import Message
 MAX_DEATHS = 3
 STEADY_SECONDS = 600.0
 """A worker that lives for so long makes progress."""
-READ_BYTES = 2**16
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
 KILLED_FOR_MEMORY = (
@@ -61,24 +60,25 @@ def _follow(lifeline: int) -> None:
 class Deaths:
     """Of one program. `progress`: a value that changes with each step forward."""
 
-    def __init__(self, progress: Callable[[], object]) -> None:
+    def __init__(self, progress: Callable[[], object] = lambda: time.monotonic() // STEADY_SECONDS) -> None:
         self._progress, self._last = progress, progress()
         self.number = 0
 
-    def too_many(self) -> bool:
-        """Whether one more is the last of too many."""
+    def allow(self, _signal: int = 0) -> bool:
+        """Whether to start it again after one more."""
         before, self._last = self._last, self._progress()
         self.number = self.number + 1 if self._last == before else 0
-        return self.number >= MAX_DEATHS
+        return self.number < MAX_DEATHS
 
 
 class Children:
-    """Workers. `died(name, reason)` is called for each that ended otherwise than in order."""
+    """`died(name, reason)` is called for each that ended otherwise than in order."""
 
-    def __init__(self, *, died: Callable[[str, Message], None]) -> None:
+    def __init__(self, *, died: Callable[[str, Message], None] = lambda _name, _reason: None) -> None:
         self._died = died
         self._killed_for_memory = num_killed_for_memory()
-        self._programs: dict[str, tuple[Callable[[], subprocess.Popen[str]], Deaths | None]] = {}
+        self._programs: dict[str, tuple[Callable[[], subprocess.Popen[str]], Callable[[int], bool]]] = {}
+        self._answers: dict[str, IO[bytes]] = {}
         self.alive: dict[str, subprocess.Popen[str]] = {}
         self.last_words: dict[str, str] = {}
 
@@ -89,12 +89,21 @@ class Children:
         *,
         environment: Mapping[str, str],
         stderr: IO[bytes] | None = None,
-        restarts: bool = False,
+        again: Callable[[int], bool] = lambda _signal: False,
+        answers: bool = True,
     ) -> None:
-        """`environment`: variables beside this process's own. Secrets are in neither."""
-        pipe, variables = subprocess.PIPE, {**os.environ, **environment}
-        run = partial(subprocess.Popen, command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=variables)
-        self._programs[name] = run, Deaths(lambda: time.monotonic() // STEADY_SECONDS) if restarts else None
+        """`environment`: variables beside this process's own. Secrets are in neither. `again`: whether to start anew
+        what this signal has ended. Without `answers` its standard output is ours, and signals to our group miss it.
+        """
+
+        def run() -> "subprocess.Popen[str]":
+            variables = {**os.environ, **environment}
+            if not answers:
+                return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=variables, process_group=0)
+            self._answers[name] = out = tempfile.TemporaryFile()  # noqa: SIM115  # it is read when the child has ended
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=stderr, text=True, env=variables)
+
+        self._programs[name] = run, again
         self.alive[name] = run()
 
     def pids(self) -> dict[str, int]:
@@ -107,17 +116,26 @@ class Children:
         short = bool(killed) and self._memory_ran_out()
         for name, process in ended.items():
             del self.alive[name]
-            self.last_words[name] = said = _last_words(process)
+            _cut_off(process)
+            self.last_words[name] = said = self._answer(name)
             if process.returncode:
                 reason = reason_of(said, process.returncode)
                 if short and name in killed:
                     reason = Message(KILLED_FOR_MEMORY, reason=reason)
                 self._died(name, reason)
-            run, deaths = self._programs[name]
-            if process.returncode < 0 and deaths is not None and not deaths.too_many():
+            run, again = self._programs[name]
+            if process.returncode < 0 and again(-process.returncode):
                 log.warning("%s is being restarted", name)
                 self.alive[name] = run()
         return {name: process.returncode for name, process in ended.items()}
+
+    def _answer(self, name: str) -> str:
+        """What it has said on standard output."""
+        if name not in self._answers:
+            return ""
+        with self._answers.pop(name) as file:
+            file.seek(0)
+            return file.read().decode(errors="replace")
 
     def _memory_ran_out(self) -> bool:
         """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
@@ -143,23 +161,11 @@ class Children:
             for process in self.alive.values():
                 if process.poll() is None:
                     act(process)
-        for process in self.alive.values():
+        for name, process in self.alive.items():
             process.wait()
-            _last_words(process)
+            _cut_off(process)
+            self._answer(name)
         self.alive.clear()
-
-
-def _last_words(process: "subprocess.Popen[str]") -> str:
-    """What has come: a process that it has started, and that lives on, may hold the pipe open."""
-    _cut_off(process)
-    assert process.stdout is not None
-    if sys.platform != "win32":
-        os.set_blocking(process.stdout.fileno(), False)
-    parts = []
-    with suppress(BlockingIOError), process.stdout as pipe:
-        while part := os.read(pipe.fileno(), READ_BYTES):
-            parts.append(part)
-    return b"".join(parts).decode(errors="replace")
 
 
 def _cut_off(process: "subprocess.Popen[str]") -> None:

@@ -24,15 +24,9 @@ def handling(handlers: Mapping[int, Handler | signal.Handlers]) -> Iterator[None
 
 
 @contextmanager
-def stop_on_signals(
-    request_stop: Callable[[str], None], *, answer: Callable[[str], None], coordinates: bool = False
-) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: checkpoint and stop; twice: leave at once.
-
-    `answer` is told in the signal's handler that it was heard.
-
-    A closed terminal (SIGHUP) ends a crew's coordinator, which nobody would find again, unless it was started with
-    `nohup`; other training goes on.
+def stop_on_signals(request_stop: Callable[[str], object], *, answer: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: `request_stop`, which is told the reason; twice: leave at once. What runs in a terminal
+    that is closed (SIGHUP) goes on. `answer` is called in the signal's handler.
     """
     received: list[int] = []
 
@@ -42,14 +36,10 @@ def stop_on_signals(
             os._exit(INTERRUPTED_EXIT_CODE)
         what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         request_stop(Message("the run was stopped by {what}", what=what))
-        answer(Message("stopping   after this pass; once more: at once, without saving"))
-
-    def hung_up(_number: int, _frame: FrameType | None) -> None:  # kernel and shell both say so: twice is no haste
-        request_stop(Message("the run was stopped by its closed terminal"))
+        answer()
 
     handlers: dict[int, Handler | signal.Handlers] = {signal.SIGINT: stop, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP"):
-        ends = coordinates and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        handlers[signal.SIGHUP] = hung_up if ends else signal.SIG_IGN
+        handlers[signal.SIGHUP] = signal.SIG_IGN
     with handling(handlers):
         yield

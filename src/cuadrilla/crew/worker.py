@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import require_work
-from cuadrilla.crew.children import Children, cuadrilla_command
+from cuadrilla.crew.children import Children, Deaths, cuadrilla_command
 from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
@@ -258,7 +258,7 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     try:
         for use in uses:
             command = worker_command(use.name, use, crew=node.crew.folder, more=more)
-            children.start(use.name, command, environment=use.environment, restarts=True)
+            children.start(use.name, command, environment=use.environment, again=Deaths().allow)
         while children.alive:
             time.sleep(POLL_SECONDS)
             for name, code in children.poll().items():
