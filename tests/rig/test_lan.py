@@ -1,18 +1,16 @@
-"""A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled, another address."""
+"""A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled."""
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from bench.lan import Member, ip, lan
-from cuadrilla.crew.worker import ASK_SECONDS
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import UNHURRIED, Machine, down, invite, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.networks import need_namespaces, silent, switch_port
 
 RATE = "400mbit"
@@ -92,43 +90,6 @@ def test_a_network_that_leads_nowhere_else_is_found(
         ip("-n", here, "link", "set", card, "up")
     done = coordinator.run("up", str(run.path))
     assert (done.returncode, f"--listen {network[0].address} or 10.78.0.1" in done.stderr) == (5, True), done.stderr
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
-def test_the_coordinator_gets_another_address_and_the_crew_goes_on(
-    network: list[Member], machines: list[Machine], run: RunDir
-) -> None:
-    """Its own worker does not notice; who has joined is told what to type; and the old address may come back."""
-    coordinator, _, luis = machines
-    old, new = f"{network[0].address}:{PORT}", f"10.77.0.44:{PORT}"
-    crew = up(coordinator, run, PORT, workers=UNHURRIED)
-    joined = luis.start("join", "--name", "luis", says=invite(coordinator))
-    wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
-
-    change_address(network[0], network[0].address, "10.77.0.44")
-    wait_for(lambda: Home(coordinator.home).open_crew()["address"] == new, crew)
-    wait_for(lambda: "luis" not in present(run), crew)
-    wait_for(goes_on(run, steps=2), crew)
-    assert present(run) == {"here-1"}
-    lost_at = time.monotonic()
-    wait_for(lambda: time.monotonic() > lost_at + ASK_SECONDS + 10, joined, seconds=60)
-    joined.terminate()
-    assert "cuadrilla join THAT_ADDRESS" in joined.communicate(timeout=150)[1]
-    again = luis.start("join", new)
-    wait_for(lambda: present(run) == {"here-1", "luis"}, crew)
-
-    change_address(network[0], "10.77.0.44", network[0].address)
-    wait_for(lambda: Home(coordinator.home).open_crew()["address"] == old, crew)
-    again.terminate()
-    again.communicate(timeout=150)
-    last = luis.start("join", old)
-    wait_for(lambda: "luis" in present(run), crew)
-    said = down(coordinator, crew)
-    assert last.wait(timeout=150) == 0
-    assert f"cuadrilla join {new}" in said
-    assert [row["worker"] for row in events(run, "evicted") if row["worker"] == "here-1"] == []
-    assert is_what_one_worker_gives(run)
 
 
 def change_address(member: Member, before: str, after: str) -> None:

@@ -102,7 +102,6 @@ def up(
             opening = Opening(
                 home=home,
                 opened=opened,
-                moved=partial(show_moved, home, dialled=dialled),
                 standbys=frozenset(standby or []),
             )
             outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
@@ -124,16 +123,6 @@ def show_opened(home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, use
     )
     _show_reachability(listens=crew.address, dialled=dialled)
     _show_invite(home, uses=uses)
-
-
-def show_moved(home: Home, address: str, *, dialled: str) -> None:
-    """What others type once this machine has another address."""
-    say("network    this machine has another address: the crew is at {address} now", address=address)
-    if dialled:
-        say("network    others dial {dialled}: check that it still leads here", dialled=dialled)
-        return
-    write_json(home.open_file, {**home.open_crew(), "address": address})
-    say("crew       {address}; on the machines that are in the crew: cuadrilla join {address}", address=address)
 
 
 def refuse_if_promoted(home: Home) -> None:

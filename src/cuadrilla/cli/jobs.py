@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.crew import refuse_if_promoted, show_moved, show_opened
+from cuadrilla.cli.crew import refuse_if_promoted, show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import ConfigError, LinkError
@@ -127,10 +127,9 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     make_private(folder)
     refuse_if_promoted(home)
     purpose = Message("coordinating machines")
-    moved = partial(show_moved, home, dialled=dialled)
     with (
         FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites
-        closing(CrewExecutor(home, listen=listens, folder=folder, moved=moved)) as executor,
+        closing(CrewExecutor(home, listen=listens, folder=folder)) as executor,
     ):
         try:
             show_opened(home, executor.crew, folder=folder, dialled=dialled, uses=uses)

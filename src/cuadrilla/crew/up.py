@@ -47,13 +47,11 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
-    long as the run. `opened` is called once workers can dial in, `moved` with an address that came later. `standbys`:
-    nodes that may copy keys and run.
+    long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
     """
 
     home: Home | None = None
     opened: Callable[[OpenCrew], None] | None = None
-    moved: Callable[[str], None] | None = None
     standbys: frozenset[str] = frozenset()
 
 
@@ -140,7 +138,7 @@ def _open_crew(
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in
-        yield OpenCrew(server=server, listen=listen, home=home, moved=opening.moved)
+        yield OpenCrew(server=server, listen=listen, home=home)
     finally:
         server.close()
 

@@ -41,9 +41,6 @@ GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 LOYAL_SECONDS = 15.0
 """A coordinator that was killed is back by then; only later the standbys are dialled, too."""
-ASK_SECONDS = 30.0
-"""Then it says what its owner can do."""
-
 POLL_SECONDS = 0.5
 NO_SHAPE = Shape()
 LEAVES = Message("this machine leaves")
@@ -146,7 +143,7 @@ class Patience:
     def begin_anew(self) -> None:
         """A session has been."""
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
-        self._asked = self.paused = False
+        self.paused = False
 
     def wait_paused(self, error: Paused) -> None:
         """Whose owner wants it to wait."""
@@ -162,12 +159,6 @@ class Patience:
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:
             raise error
         log.warning("%s; trying again in %.2g s", error.message, self._pause)
-        if not self._asked and time.monotonic() - self.reached > ASK_SECONDS:
-            self._asked = True
-            log.warning(
-                "the coordinator may have another address now; its screen shows it: stop this here "
-                "(Ctrl-C) and type `cuadrilla join THAT_ADDRESS`"
-            )
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         if time.monotonic() - self.reached > LOYAL_SECONDS:

@@ -1,14 +1,13 @@
-"""The network cards: their addresses, which of them lead into a VPN, and which address a card has later.
+"""The network cards: their addresses, and which of them lead into a VPN.
 
-A router may give a card another address while a crew runs. A VPN that is the way out of a machine is not the network
-that the machines beside it are on. Reading sends nothing.
+A VPN that is the way out of a machine is not the network that the machines beside it are on. Reading sends nothing.
 """
 
 import ipaddress
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -132,22 +131,3 @@ def _plain(text: str) -> str:
         return str(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return ""
-
-
-@dataclass
-class Whereabouts:
-    """The address that others find this machine at. One that is no card's (a name, all addresses) never changes."""
-
-    host: str
-    card: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.card = next((card for card, all_ in addresses().items() if _plain(self.host) in all_), "")
-
-    def moved_to(self) -> str:
-        """The address that the card has instead, of the same family; empty while it has the old one, or none."""
-        own = [ipaddress.ip_address(text) for text in addresses().get(self.card, [])] if self.card else []
-        if not own or (old := ipaddress.ip_address(_plain(self.host))) in own:
-            return ""
-        alike = (new for new in own if new.version == old.version and new.is_link_local == old.is_link_local)
-        return str(next(alike, ""))

@@ -82,11 +82,8 @@ class CrewExecutor:
     """The machines of this machine's crew, which join to do jobs, until it is closed. Used by one thread; a `Receiver`
     and a `JobReceiver` for those of the link."""
 
-    def __init__(
-        self, home: Home, *, listen: Address, folder: Path, moved: Callable[[str], None] | None = None
-    ) -> None:
-        """`folder`: of what the jobs belong to, a run directory as far as it has machines. `moved` is called with an
-        address that came later. Raises LinkError."""
+    def __init__(self, home: Home, *, listen: Address, folder: Path) -> None:
+        """`folder`: of what the jobs belong to, a run directory as far as it has machines. Raises LinkError."""
         self._home = home
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
@@ -98,7 +95,7 @@ class CrewExecutor:
         self._losses: Counter[str] = Counter()
         self._paused: frozenset[str] = frozenset()
         self._server = CrewServer(home.crew, receiver=self, jobs=self, term=home.term)
-        self.crew = OpenCrew(server=self._server, listen=listen, home=home, moved=moved)
+        self.crew = OpenCrew(server=self._server, listen=listen, home=home)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
 
