@@ -6,8 +6,7 @@ run needs; the others bring their device and the data, write nothing and get the
 Invariants
 * The settings are those of rank 0, whatever the others' run files say, but for where things lie and what computes.
 * Rank 0 says in torch's own store what is trained, and where; then each rank what must be alike (system, data,
-  program), and that it has ended. So before any tensor moves whoever does not fit is named and not waited for; a rank
-  that fails says why in place of what it has not said.
+  program), or why it cannot take part. So before any tensor moves whoever does not fit is named and not waited for.
 * When one is gone all others end, torchrun starts them again (`--max-restarts`), and the run goes on from its newest
   checkpoint. A break of the connection to a crew ends a session at all ranks, and the next one begins with what they
   have loaded.
@@ -17,7 +16,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +35,7 @@ from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.island import IslandBroken, IslandLink, broken, first_line
+from cuadrilla.link.island import IslandLink, first_line, shared
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
@@ -50,15 +48,11 @@ from cuadrilla.train.precision import choose_device
 from cuadrilla.train.setup import Equipment, RunContext
 from cuadrilla.train.sinks import finite
 
-START_MINUTES = 10
-"""People start torchrun on one machine after the other."""
-PATIENCE_MINUTES = 10
-"""Ranks wait for each other so long: while rank 0 evaluates, too. One whose process ends is missed at once, by Gloo or
-NCCL."""
-LAST_SECONDS = 5.0
-"""So long rank 0 lets the others read why it fails."""
+PATIENCE = timedelta(minutes=10)
+"""Ranks wait for each other so long: people start torchrun on one machine after the other, and rank 0 evaluates. One
+whose process ends is missed at once, by Gloo or NCCL."""
 SHOWN_DIGITS = 12
-RUN, ALIKE, END = "run", "alike", "end"
+RUN, ALIKE = "run", "alike"
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
@@ -90,11 +84,11 @@ class Island:
 
     def start(self, config: Config, folder: Path = Path()) -> None:
         """Rank 0: tell the others what is trained, and the folder that its paths are relative to."""
-        self._store.set(_key(RUN, 0), json.dumps({"config": dump(config), "folder": str(folder)}))
+        self._store.set(RUN, json.dumps({"config": dump(config), "folder": str(folder)}))
 
     def run(self) -> tuple[Config, Path]:
-        """What rank 0 has told. Raises IslandBroken."""
-        said = self._read(RUN, num_ranks=1)[0]
+        """What rank 0 has told. Raises EnvironmentProblem."""
+        (said,) = self._read([RUN])
         return load_dumped(json.dumps(said["config"])), Path(said["folder"])
 
     def take_device(self, requested: str) -> None:
@@ -117,7 +111,7 @@ class Island:
     def form(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
         """Open the process group of ranks that train the same with the same program. `parameters`: of a version.
 
-        Raises ConfigError, at every rank, which names the one that differs; IslandBroken.
+        Raises ConfigError, at every rank, which names the one that differs; EnvironmentProblem.
         """
         if config.sync.kind != "exact":
             raise ConfigError(
@@ -138,7 +132,8 @@ class Island:
         backend that is asked for cannot be used."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
-        ranks = self._agree(ALIKE, {"facts": {"system": platform.system(), **facts}, "card": card})
+        self._say({"facts": {"system": platform.system(), **facts}, "card": card})
+        ranks = self._read([f"{ALIKE}/{rank}" for rank in range(self.place.num_ranks)])
         require_alike([rank["facts"] for rank in ranks])
         self.backend = choose_backend([rank["card"] for rank in ranks], asked=backend)
         dist.init_process_group(
@@ -146,7 +141,7 @@ class Island:
             store=PrefixStore("group", self._store),
             rank=self.place.rank,
             world_size=self.place.num_ranks,
-            timeout=timedelta(minutes=PATIENCE_MINUTES),
+            timeout=PATIENCE,
         )
 
     def link(
@@ -163,64 +158,38 @@ class Island:
             parameters=self._parameters,
             place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
             asked_to_stop=asked_to_stop,
-            why_broken=self.why_broken,
         )
 
     def end(self, outcome: Facts | None = None) -> Facts:
-        """Wait until all have ended, since the store goes with rank 0, or with its torchrun; the outcome that rank 0
-        gives. Raises IslandBroken."""
-        found: Facts = self._agree(END, {"outcome": outcome})[0]["outcome"]
-        return found
+        """The outcome that rank 0 gives, once all have ended: the store goes with rank 0, or with its torchrun."""
+        said: Facts = json.loads(shared(json.dumps(outcome or {}).encode() if self.place.leads else None))
+        dist.all_reduce(torch.zeros(1))
+        return said
 
-    def failed(self, error: BaseException) -> None:
-        """Leave word why this rank ends, for those who wait. The store may go with rank 0, so that ends last."""
+    def cannot(self, error: BaseException) -> None:
+        """Say why this rank cannot take part, to those who wait for it. The store may have gone."""
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
-        subjects: Sequence[str] = (RUN, ALIKE, END)
-        said = {"error": reason}
-        if isinstance(error, IslandBroken):  # another rank has failed first
-            subjects, said = () if self.place.leads else (END,), {}
-        with suppress(RuntimeError):  # the store went with the rank, or the torchrun, that kept it
-            for subject in subjects:
-                self._store.set(_key(subject, self.place.rank), json.dumps(said))
-            if self.place.leads:
-                ended = [_key(END, rank) for rank in range(1, self.place.num_ranks)]
-                self._store.wait(ended, timedelta(seconds=LAST_SECONDS))
-
-    def why_broken(self) -> str:
-        """What a rank that failed has said; "" if it had no time to say anything."""
         with suppress(RuntimeError):
-            for rank in range(self.place.num_ranks):
-                if self._store.check([_key(END, rank)]):
-                    said = json.loads(self._store.get(_key(END, rank))).get("error")
-                    if said:
-                        return Message("rank {rank}: {reason}", rank=rank, reason=said)
-        return ""
+            self._say({"error": reason})
 
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    def _say(self, facts: Facts) -> None:
+        self._store.set(f"{ALIKE}/{self.place.rank}", json.dumps(facts))
 
-    def _agree(self, subject: str, facts: Facts) -> list[Facts]:
-        """What each rank says about a subject, rank 0 first. Raises IslandBroken."""
-        self._store.set(_key(subject, self.place.rank), json.dumps(facts))
-        return self._read(subject, num_ranks=self.place.num_ranks)
-
-    def _read(self, subject: str, *, num_ranks: int) -> list[Facts]:
-        """What the first ranks say. Raises IslandBroken if one has failed or does not come."""
-        keys = [_key(subject, rank) for rank in range(num_ranks)]
+    def _read(self, keys: list[str]) -> list[Facts]:
+        """What ranks have said. Raises EnvironmentProblem if one cannot take part or does not come."""
         try:
-            self._store.wait(keys, timedelta(minutes=START_MINUTES if subject == RUN else PATIENCE_MINUTES))
+            self._store.wait(keys, PATIENCE)
             found = [json.loads(self._store.get(key)) for key in keys]
         except RuntimeError as error:
-            raise IslandBroken(
+            raise EnvironmentProblem(
                 "the other ranks did not all come: {reason}",
                 reason=first_line(error),
                 hint="start torchrun on every machine, with the same address, port and number of machines",
             ) from error
         for rank, theirs in enumerate(found):
-            if "error" in theirs and rank != self.place.rank:
+            if "error" in theirs:
                 problem = "rank {rank} cannot take part: {reason}"
-                raise IslandBroken(problem, rank=rank, reason=theirs["error"], hint="see what that machine says")
+                raise EnvironmentProblem(problem, rank=rank, reason=theirs["error"], hint="see what that machine says")
         return found
 
 
@@ -228,31 +197,31 @@ class Island:
 def joined(place: Place) -> Iterator[Island]:
     """Until this rank is done. Raises LinkError if rank 0 cannot be reached."""
     try:
-        store, *_ = next(rendezvous("env://", timeout=timedelta(minutes=START_MINUTES)))
+        store, *_ = next(rendezvous("env://", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
-        if place.leads and "EADDRINUSE" in str(error):
-            raise LinkError(
-                "MASTER_PORT={port} is in use on this machine",
-                port=os.environ.get("MASTER_PORT", ""),
-                hint="end what listens there, or take another MASTER_PORT on all machines",
-            ) from error
         raise LinkError(
-            "rank {rank} does not reach MASTER_ADDR:MASTER_PORT: {reason}",
+            "rank {rank} does not meet the others at MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,
             reason=first_line(error),
-            hint="start rank 0 first, and let its port through that machine's firewall",
+            hint="start rank 0 first, let its port through that machine's firewall, or take another MASTER_PORT",
         ) from error
-    store.set_timeout(timedelta(minutes=PATIENCE_MINUTES))
+    store.set_timeout(PATIENCE)
     island = Island(place, PrefixStore(f"cuadrilla/{place.attempt}", store))
     try:
         yield island
     except BaseException as error:
-        if isinstance(error, RuntimeError) and of_the_group(error):
-            raise broken(island.why_broken() or first_line(error)) from error
-        island.failed(error)
+        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise LinkError(
+                "the island broke: {reason}",
+                reason=first_line(error),
+                hint="see what the other ranks say; the same command goes on from the newest checkpoint; "
+                "torchrun --max-restarts does it by itself",
+            ) from error
+        island.cannot(error)
         raise
     finally:
-        island.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[[str], None]) -> Outcome:
@@ -289,7 +258,7 @@ def follow(
     """Any other rank: work until rank 0 says that the run has ended; how it did, as rank 0 has it.
 
     `own`: its run, and the folder that its paths are relative to; None: those of rank 0, on the same machine. Raises
-    IslandBroken, EnvironmentProblem.
+    EnvironmentProblem, ConfigError.
     """
     config, folder = island.run()
     if own is not None:
@@ -303,7 +272,7 @@ def follow(
             hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
         )
     equipment, link = island.equip(config, folder, threads=threads), island.link()
-    with stopping(lambda _reason: link.ask_to_stop()) if stopping is not None else nullcontext():
+    with stopping(lambda _reason: link.ask_to_stop()):
         while equipment.work(link).again:
             link = island.link()
     return island.end()
@@ -341,12 +310,3 @@ def require_alike(ranks: Sequence[Facts]) -> None:
                     hint="the same data folder, code and versions on every machine; those of several systems can "
                     "be a crew: cuadrilla up RUN on one, cuadrilla join on the others",
                 )
-
-
-def of_the_group(error: RuntimeError) -> bool:
-    """Whether it is about another rank: torch has no class of its own for what Gloo says."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _key(subject: str, rank: int) -> str:
-    return f"{subject}/{rank}"

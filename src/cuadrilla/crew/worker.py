@@ -24,7 +24,6 @@ from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
-from cuadrilla.link.island import IslandBroken
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
@@ -85,7 +84,7 @@ def serve_sessions(
                 return ended_by(stop)
             if stop is not None and stop.reason != PAUSED:
                 log.warning("%s: joining again", stop.reason)
-        except (Refused, IslandBroken):
+        except Refused:
             raise
         except Paused as error:
             patience.wait_paused(error)
@@ -103,9 +102,9 @@ def in_session(
     session = connection.session(parameters=parameters)
     try:
         return work(session)
-    except LinkError as error:
+    except LinkError:
         stop = session.farewell()
-        if stop is None or isinstance(error, IslandBroken):
+        if stop is None:
             raise
         return stop
     finally:

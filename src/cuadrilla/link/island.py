@@ -18,7 +18,6 @@ What travels besides tensors is encoded as on the wire (`wire.py`), never pickle
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -35,17 +34,13 @@ from cuadrilla.link.wire import Layout, decode, encode
 T = TypeVar("T")
 
 
-class IslandBroken(LinkError):
-    """Another rank is gone, or has failed: this one cannot go on without it."""
-
-
 @dataclass(kw_only=True)
 class IslandLink:
     """A rank's end. Used by one thread, but for `ask_to_stop`.
 
     `inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
     `farewell`: the Stop with which `inner` ended, where that was broken before the Stop was read. `asked_to_stop` is
-    called at rank 0 when some rank was asked. `why_broken`: what a rank that failed has said.
+    called at rank 0 when some rank was asked. What is said of another rank that has gone is torch's RuntimeError.
     """
 
     inner: Link | None
@@ -53,7 +48,6 @@ class IslandLink:
     place: torch.device
     farewell: Callable[[], Stop | None] = lambda: None
     asked_to_stop: Callable[[], None] = lambda: None
-    why_broken: Callable[[], str] = lambda: ""
     _lease: Lease | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
     _behind: LinkError | None = field(default=None, init=False)
@@ -80,8 +74,7 @@ class IslandLink:
 
     def hand_on(self, event: ToWorker | None) -> ToWorker:
         """What rank 0 was told, which alone gives an event, to all ranks."""
-        with self._together():
-            said = shared(encode(event) if event is not None else None)
+        said = shared(encode(event) if event is not None else None)
         heard: ToWorker = event if event is not None else decode(said, Version, Lease, Stop)
         return heard
 
@@ -96,8 +89,7 @@ class IslandLink:
             values = torch.empty(sum(self.parameters.sizes), dtype=torch.uint8, device=self.place)
         else:
             values = joined(tensors, self.parameters, self.place)
-        with self._together():
-            dist.broadcast(values, src=0)
+        dist.broadcast(values, src=0)
         return tensors if tensors is not None else self.parameters.views(values)
 
     def ask_to_stop(self) -> None:
@@ -113,8 +105,6 @@ class IslandLink:
         if self._behind is None:
             try:
                 return ask()
-            except IslandBroken:
-                raise
             except LinkError as error:
                 self._behind = error
         return None
@@ -124,8 +114,7 @@ class IslandLink:
         assert self._lease is not None, "an answer to no lease"
         tokens, loss = (answer.tokens, answer.loss_sum) if answer.valid else (0, 0.0)
         counts = torch.tensor([not answer.valid, self._asked, tokens, loss], dtype=torch.float64)
-        with self._together():
-            dist.all_reduce(counts)
+        dist.all_reduce(counts)
         num_invalid, num_asked, tokens, loss_sum = counts.tolist()
         if num_asked:
             self.asked_to_stop()
@@ -142,26 +131,9 @@ class IslandLink:
         """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
         layout = Layout.of(tensors)
         values = joined(tensors, layout, self.place)
-        with self._together():
-            for part in by_dtype(values, layout):
-                dist.reduce(part, dst=0)
+        for part in by_dtype(values, layout):
+            dist.reduce(part, dst=0)
         return layout.views(values)
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Around what all ranks must do. Raises IslandBroken; torch has no better class for a peer that is gone."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise broken(self.why_broken() or first_line(error)) from error
-
-
-def broken(reason: str) -> IslandBroken:
-    return IslandBroken(
-        "the island broke: {reason}",
-        reason=reason,
-        hint="the same command goes on from the newest checkpoint; torchrun --max-restarts does it by itself",
-    )
 
 
 def shared(text: bytes | None) -> bytes:
