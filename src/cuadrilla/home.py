@@ -6,7 +6,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
   standby/KEY/     what makes this machine a standby of that crew: its coordinator's keys, a copy of its run
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
-  paused.json      which nodes of the crew are to wait, and whether the work for others does on this machine
+  paused.NAME      for each node of the crew that is to wait; paused, for this machine
 """
 
 import json
@@ -19,8 +19,6 @@ import platformdirs
 
 from cuadrilla.errors import LinkError
 from cuadrilla.rundir import make_private, read_regular, write_json
-
-PAUSED = "paused.json"
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,9 @@ class Home:
         A coordinator that has moved is known by its key, not by its address. Raises LinkError.
         """
         joined = self.joined()
-        for crew in joined:
-            if crew.address == address:
-                return crew
-        if len(joined) == 1:
-            return replace(joined[0], address=address or joined[0].address)
+        found = [crew for crew in joined if crew.address == address] or joined
+        if len(found) == 1:
+            return replace(found[0], address=address or found[0].address)
         if joined and not address:
             raise LinkError(
                 "this machine has joined {crews} crews: {addresses}",
@@ -129,17 +125,20 @@ class Home:
     @property
     def paused_nodes(self) -> frozenset[str]:
         """Nodes of the crew that this machine coordinates, which are to wait."""
-        return frozenset(read_object(self.path / PAUSED).get("nodes", []))
+        return frozenset(file.suffix[1:] for file in self.path.glob("paused.*"))
 
     @property
     def is_paused(self) -> bool:
         """Whether the work for others waits on this machine."""
-        return read_object(self.path / PAUSED).get("here") is True
+        return (self.path / "paused").exists()
 
-    def pause(self, *, nodes: frozenset[str], here: bool) -> None:
+    def pause(self, node: str = "") -> None:
         """Raises ResourceError."""
         make_private(self.path)
-        write_json(self.path / PAUSED, {"nodes": sorted(nodes), "here": here})
+        write_json(self.path / f"paused.{node}".rstrip("."), {})
+
+    def unpause(self, node: str = "") -> None:
+        (self.path / f"paused.{node}".rstrip(".")).unlink(missing_ok=True)
 
     def open_crew(self) -> dict[str, Any]:
         """Address and process of the coordinator that runs on this machine. Raises LinkError if none does."""

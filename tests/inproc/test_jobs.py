@@ -118,7 +118,7 @@ class Jobs:
         return order
 
     def pause(self, name: str) -> None:
-        self._home.pause(nodes=frozenset({name}), here=False)
+        self._home.pause(name)
 
     def run(self, job: str) -> RunDir:
         return RunDir(self.folder / "runs" / job)

@@ -106,7 +106,7 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
     following.until_checkpoint(4)
     assert following.state == ([3, 4], 4)
     assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000003.log", "v00000004.log"}
-    Home(crew.folder).pause(nodes=frozenset({"luis"}), here=False)
+    Home(crew.folder).pause("luis")
     following.until(lambda: following.known["paused"] == ["luis"])
     assert following.known["coordinator.json"].encode() == (crew.folder / "crew" / "coordinator.json").read_bytes()
     assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}

@@ -167,24 +167,27 @@ def logged(path: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_a_machine_with_the_data_fetches_nothing_and_one_with_other_data_is_refused(
+def test_a_machine_with_the_data_fetches_only_what_is_different(
     machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
 ) -> None:
     """The same folder on both machines, on a shared disk or prepared twice."""
-    coordinator, ana = machine("coordinator"), machine("ana")
+    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
     copy, other = tmp_path / "copy", tmp_path / "other"
     for folder in (copy, other):
         shutil.copytree(run.path / "data", folder)
     (shard,) = other.glob("val-*.bin")
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     crew = up(coordinator, run, port)
-    refused = ana.run("join", "--name", "ana", "--data", str(other), says=invite(coordinator))
-    assert refused.returncode == 5, refused.stderr
-    assert f"{shard} is not the data that the run uses" in refused.stderr
-    worker = ana.start("join", "--data", str(copy))
+    text = invite(coordinator, "--uses", "2")
+    workers = [
+        each.start("join", "--name", name, "--data", str(folder), says=text)
+        for each, name, folder in ((ana, "ana", copy), (luis, "luis", other))
+    ]
+    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     wait_for(reached(run, 5), crew)
     down(coordinator, crew)
-    assert "fetching" not in worker.communicate(timeout=150)[1]
+    said = [worker.communicate(timeout=150)[1] for worker in workers]
+    assert ["fetching a file" in text for text in said] == [False, True], said
     assert is_what_one_worker_gives(run)
 
 
@@ -401,7 +404,7 @@ def test_code_runs_only_where_its_owner_has_approved_it(
         (("stop",), 5, "no coordinator runs on this machine"),
         (("join", "--forget"), 5, "has not joined that crew"),
         (("kick", "nadie"), 5, "no node is named"),
-        (("join", "--trust", "abc"), 2, "is not a hash"),
+        (("join", "--trust", "abc"), 2, "is not a hash of code"),
         (("join", "--invite-file", "nowhere.txt"), 2, "cannot read nowhere.txt"),
         (("up", "nowhere"), 2, "cannot read"),
     ],

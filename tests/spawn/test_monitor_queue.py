@@ -64,7 +64,7 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
     """One is there, one is paused, one has not come; then nothing runs, and they are named."""
     for name in ("ana", "luis", "eva"):
         AllowList(home.nodes).add(name)
-    home.pause(nodes=frozenset({"luis"}), here=False)
+    home.pause("luis")
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0, "luis": 1.0}, rounds=5, state="running").write()
     write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(run.path)})
     with FolderLock(run.lock, purpose="a test"):

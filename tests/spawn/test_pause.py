@@ -6,13 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.home import Home, read_object
-from cuadrilla.link.identity import open_coordinator
-from cuadrilla.link.nodes import AllowList
+from cuadrilla.home import read_object
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.crews import join
 from tests.machines import Machine, down, invite, language_run, present, up
 
 pytestmark = pytest.mark.thorough
@@ -99,16 +96,3 @@ def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Ma
     down(eva, promoted)
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(copy, begun_in=run)
-
-
-def test_who_type_at_the_same_moment(tmp_path: Path) -> None:
-    home, names = Home(tmp_path / "home"), [f"node-{number}" for number in range(4)]
-    keys, nodes = open_coordinator(home.crew), AllowList(home.nodes)
-    for name in names:
-        join(tmp_path / name, name=name, crew=keys, nodes=nodes)
-    typed = [Machine(home.path) for _ in names]
-    processes = [machine.start("pause", name) for machine, name in zip(typed, names, strict=True)]
-    for process in processes:
-        said = process.communicate(timeout=150)[1]
-        assert process.returncode == 0, said
-    assert home.paused_nodes == set(names)

@@ -70,7 +70,7 @@ def test_a_run_that_no_machine_takes_ends_before_it_begins(
     (run.path / "data" / "a:b").write_text("")
     done = machine("coordinator").run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
     assert done.returncode == 2, done.stderr
-    reason = "no machine takes these files of a run: 'data/a:b'"
+    reason = "no machine takes these 6 files of a run: 'data/a:b'"
     assert reason in done.stderr
     assert [row["reason"] for row in events(run, "failed")] == [reason]
 

@@ -51,9 +51,10 @@ def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on() -> None:
 def test_a_pause_of_this_machine_and_of_nodes_are_two_things(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     assert (home.is_paused, home.paused_nodes) == (False, frozenset())
-    home.pause(nodes=frozenset({"ana"}), here=False)
+    home.pause("ana")
     assert (home.is_paused, home.paused_nodes) == (False, {"ana"})
-    home.pause(nodes=frozenset(), here=True)
+    home.pause()
+    home.unpause("ana")
     assert (home.is_paused, home.paused_nodes) == (True, frozenset())
 
 
@@ -63,10 +64,10 @@ def test_a_watcher_says_once_that_work_must_wait(tmp_path: Path, monkeypatch: py
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     idle_policy = IdlePolicy(OwnerRules(), home=home)
     with idle_policy.watching(heard.put):
-        home.pause(nodes=frozenset(), here=True)
+        home.pause()
         assert "paused" in heard.get(timeout=10)
     assert heard.empty()
-    home.pause(nodes=frozenset(), here=False)
+    home.unpause()
     assert idle_policy.wait_until_idle() < 10
 
 

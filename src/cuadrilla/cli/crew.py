@@ -20,7 +20,7 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.keep import leave, trust_code
 from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle, forget, rules_of
+from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle, rules_of
 from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
@@ -197,7 +197,7 @@ def join(
     devices: DeviceList = "",
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder with the run's data, if this machine has them; nothing is fetched then."),
+        typer.Option(exists=True, help="A folder with the run's data, if this machine has them: they are not fetched."),
     ] = None,
     while_idle: WhileIdle = False,
     on_power: OnPower = False,
@@ -218,6 +218,7 @@ def join(
     if forget:
         leave(address)
         return
+    from cuadrilla.crew.bundle import adopt
     from cuadrilla.crew.devices import choose_uses
     from cuadrilla.crew.enrol import enrol
     from cuadrilla.crew.idle_policy import IdlePolicy
@@ -241,12 +242,14 @@ def join(
             follow(island, threads=threads)
             return
         home = Home.of_user()
+        if data is not None:
+            adopt(data, home=home)
         crew = None if new or invite_file else home.find_crew(address)
         if crew is None:
             crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
         set_up_logging(None, worker=crew.name, verbose=options.debug)
         policy = IdlePolicy(rules, home=home, root=os.getppid() if island else None)
-        node = Node(home=home, crew=crew, data=data, tell=say, report=say, idle_policy=policy)
+        node = Node(home=home, crew=crew, tell=say, report=say, idle_policy=policy)
         if island is not None:
             from cuadrilla.crew.worker import run_worker
             from cuadrilla.plan.devices import Use
@@ -289,7 +292,6 @@ def work(
     threads: Annotated[int, typer.Option()] = 0,
     speed: Annotated[float, typer.Option()] = 1.0,
     link: Annotated[str, typer.Option()] = "",
-    data: Annotated[Path | None, typer.Option()] = None,
     while_idle: WhileIdle = False,
     on_power: OnPower = False,
     low_priority: LowPriority = False,
@@ -318,7 +320,7 @@ def work(
         raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     else:
         policy = IdlePolicy(rules, home=home, root=os.getppid())
-        node = Node(home=home, crew=joined, data=data, report=partial(_say_of, name), idle_policy=policy)
+        node = Node(home=home, crew=joined, report=partial(_say_of, name), idle_policy=policy)
         set_up_logging(None, worker=f"{node.crew.name}/{name}", verbose=options.debug)
     use = Use(name="" if run else name, device=device, threads=threads)
     emit(run_worker(node, use, shape=shape))
@@ -345,7 +347,7 @@ def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monito
     from cuadrilla.link.nodes import AllowList
 
     AllowList(Home.of_user().nodes).remove(name)
-    forget(name)
+    Home.of_user().unpause(name)  # another machine may have this name next
     say("{name} is not in the crew any more", name=name)
 
 

@@ -2,27 +2,32 @@
 
 They are in `code/` (the Python file of a task and those beside it that it imports), `data/` (a prepared folder, or what
 `task.data` names), `teachers/` and `.initial/`. Nothing else is accepted, so that no coordinator can write anywhere but
-into this machine's cache. Code runs only after the machine's owner has approved
-its hash once (`cuadrilla join --trust`); data are fetched after that. Nothing but code lies where Python imports from.
+into this machine's cache. A content is there once, whichever runs have it: a run's folder has names of its own for it
+(hard links). Code runs only after the machine's owner has approved its hash once (`cuadrilla join --trust`); data are
+fetched after that. Nothing but code lies where Python imports from.
 """
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+from filelock import FileLock
+
 from cuadrilla.config import Config, FileTaskSection
-from cuadrilla.crew.contents import bring
 from cuadrilla.data.shards import TOKENIZER, data_files
 from cuadrilla.errors import CheckpointError, DataError, TaskError
 from cuadrilla.home import Home
-from cuadrilla.link.base import Offer, OfferedFile, Refused, RunDescription, offered
+from cuadrilla.link.base import Offer, OfferedFile, Refused, RunDescription
 from cuadrilla.link.client import Connection
+from cuadrilla.messages import Message
 from cuadrilla.model import weights
-from cuadrilla.rundir import RunDir, file_sha256, typed
+from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.user_file import files_of
 from cuadrilla.version import __version__
@@ -35,10 +40,9 @@ FILE = re.compile(
 CODE, DATA = "code", "data"
 MAX_FILES = 10_000
 """They are announced in one message."""
+TELL_SECONDS = 10.0
 
-
-class NotTrusted(Refused):
-    """The run's code has not been approved on this machine."""
+Report = Callable[[str], None]
 
 
 def offer(config: Config, folder: Path) -> Offer:
@@ -54,8 +58,8 @@ def offer(config: Config, folder: Path) -> Offer:
             found |= _files_of_data(data, run=folder)
             task = task.model_copy(update={"data": f"{DATA}/{data.name}" if data.is_file() else DATA})
         config = config.model_copy(update={"task": task})
+        _require_usual(config, [*found])
         files = {name: (file, _sha256(file)) for name, file in found.items()}
-        _require_usual(config, offered(files))
         return Offer(config=json.dumps(dump(config)), files=files)
     files = {f"{DATA}/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
     teachers = RunDir(folder).teachers
@@ -68,25 +72,14 @@ def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
     """The files of a task's data by their names at a node. Hidden ones stay here. Raises DataError."""
     if path.is_file():
         return {f"{DATA}/{path.name}": path}
-    if not path.exists():
-        raise DataError("task.data {path} does not exist", path=path, hint="name it as seen from the run file")
     if run.resolve().is_relative_to(path.resolve()):
         problem = "task.data {path} holds the run itself, which changes while it is trained"
         raise DataError(problem, path=path, hint="put the data into a folder of their own")
-    found: dict[str, Path] = {}
-    for file in path.rglob("*"):
-        inside = file.relative_to(path)
-        if any(part.startswith(".") for part in inside.parts):
-            continue
-        if file.is_symlink() and not (file.is_file() and file.resolve().is_relative_to(path.resolve())):
-            raise DataError("{file} leads out of task.data", file=file, hint="put there what it leads to")
-        if file.is_file():
-            found[f"{DATA}/{inside.as_posix()}"] = file
-        if len(found) > MAX_FILES:
-            break  # that is too many
+    inside = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+    found = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
     if not found:
-        raise DataError("task.data {path} is empty", path=path, hint="put the task's data there")
-    return found
+        raise DataError("there is nothing in task.data {path}", path=path, hint="name it as seen from the run file")
+    return {f"{DATA}/{name.as_posix()}": path / name for name in found}
 
 
 def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
@@ -105,42 +98,103 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
         )
     parts = weights.files_of(held) if held.is_file() else []
     files = [begins_from / "config.json", begins_from / TOKENIZER, held, *parts]
-    where, offered = RunDir(folder).initial.name, offer(config, folder)
+    where, without = RunDir(folder).initial.name, offer(config, folder)
     found = {f"{where}/{path.name}": (path, _sha256(path)) for path in files if path.is_file()}
-    return replace(offered, files={**offered.files, **found})
+    return replace(without, files={**without.files, **found})
 
 
 def fetch(
-    connection: Connection,
-    description: RunDescription,
-    *,
-    home: Home,
-    report: Callable[[str], None],
-    data: Path | None = None,
-    approved: bool = False,
+    connection: Connection, description: RunDescription, *, home: Home, report: Report, approved: bool = False
 ) -> tuple[Config, Path]:
     """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
 
-    What is there already, by hash, is not fetched again. `data`: a folder of this machine that holds the run's data;
-    nothing of it is fetched. `approved`: whoever started this process may run any code here. Raises LinkError, Refused
-    (another version of cuadrilla, or `data` holds other data), NotTrusted, ConfigError, ResourceError.
+    What is there already, by hash, is not fetched again. `approved`: whoever started this process may run any code
+    here. Raises LinkError, Refused (another version, code that is not approved), ConfigError, ResourceError.
     """
     require_work(description, jobs=False)  # before its settings are read: they may not be understood
     config, files = load_dumped(description.config), description.files
     try:
-        _require_usual(config, files)
+        _require_usual(config, [file.path for file in files])
     except TaskError as error:
         raise Refused(error.message, hint=error.hint) from None
     folder = home.cache / _hash_of({file.path: file.sha256 for file in files})[:32]
-    code = [file for file in files if _is_in(CODE, file)]
-    here = {file.path: data / Path(file.path).relative_to(DATA) for file in files if data and _is_in(DATA, file)}
-    get = partial(bring, connection, folder=folder, home=home, report=report, here=here)
+    code = [file for file in files if file.path.startswith(f"{CODE}/")]
     if code:
-        get(code)
+        _bring(connection, code, folder, home=home, report=report)
         if not approved:
             _require_trust(code, folder / CODE, home=home)
-    get([file for file in files if file not in code])
+    _bring(connection, [file for file in files if file not in code], folder, home=home, report=report)
     return (config if code else config.moved(lambda _: DATA)), folder
+
+
+def adopt(folder: Path, *, home: Home) -> None:
+    """Keep the files of a folder of this machine in the cache: what a run needs of them is not fetched then. Raises
+    ResourceError."""
+    with _contents(home) as contents:
+        for path in filter(Path.is_file, folder.rglob("*")):
+            _link(path, contents / file_sha256(path))
+
+
+def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
+    """Have these files in `folder`. Raises LinkError, Refused, ResourceError."""
+    wanted = {folder / file.path: file for file in files if not _is(folder / file.path, file)}
+    if not wanted:
+        return
+    with _contents(home) as contents:
+        held = {contents / file.sha256.hex(): file for file in wanted.values()}
+        _download(connection, {path: file for path, file in held.items() if not _is(path, file)}, report=report)
+        for path, file in wanted.items():
+            _link(contents / file.sha256.hex(), path)
+
+
+@contextmanager
+def _contents(home: Home) -> Iterator[Path]:
+    """The folder of all contents, by their hash; for one process of this machine at a time."""
+    contents = home.cache / "contents"
+    for private in (home.path, home.cache, contents):
+        make_private(private)
+    with FileLock(home.cache / "lock"):
+        yield contents
+
+
+def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, report: Report) -> None:
+    """Say now and then how much has come. Raises LinkError, Refused, ResourceError."""
+    if not missing:
+        return
+    total, come, told_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
+    several = "fetching {number} files ({megabytes:.1f} MB)"
+    report(
+        Message(
+            several if len(missing) > 1 else "fetching a file ({megabytes:.1f} MB)",
+            number=len(missing),
+            megabytes=total / 1e6,
+        )
+    )
+
+    def arrived(num_bytes: int) -> None:
+        nonlocal come, told_at
+        come += num_bytes
+        if time.monotonic() - told_at > TELL_SECONDS:
+            told_at = time.monotonic()
+            report(Message("fetched {come:.1f} of {megabytes:.1f} MB", come=come / 1e6, megabytes=total / 1e6))
+
+    for content, file in missing.items():
+        connection.fetch(file, to=content, arrived=arrived)
+
+
+def _is(path: Path, file: OfferedFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.num_bytes and _sha256(path) == file.sha256
+
+
+def _link(path: Path, name: Path) -> None:
+    """Give a file a second name, in the cache. Raises ResourceError."""
+    with storage_errors(name):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.unlink(missing_ok=True)
+        try:
+            os.link(path, name)
+        except OSError:  # another file system
+            name.symlink_to(path.resolve())
 
 
 def require_work(description: RunDescription, *, jobs: bool) -> None:
@@ -157,20 +211,16 @@ def require_work(description: RunDescription, *, jobs: bool) -> None:
 
 
 def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> None:
-    """Raises NotTrusted."""
+    """Raises Refused."""
     key = _hash_of({Path(file.path).name: file.sha256 for file in code})
     if key not in home.trusted():
-        raise NotTrusted(
+        raise Refused(
             "this run's code has not been approved on this machine: {folder}",
             folder=folder,
             hint="read it ({typed}), then: cuadrilla join --trust {key}",
             typed=typed(folder),
             key=key,
         )
-
-
-def _is_in(folder: str, file: OfferedFile) -> bool:
-    return file.path.startswith(f"{folder}/")
 
 
 def code_hash(files: Sequence[Path]) -> str:
@@ -188,21 +238,21 @@ def _hash_of(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _require_usual(config: Config, files: Sequence[OfferedFile]) -> None:
+def _require_usual(config: Config, names: Sequence[str]) -> None:
     """Before anything is announced, and before anything is written. Raises TaskError for files that no node takes."""
-    names, task = [file.path for file in files], config.task
+    task = config.task
     wrong = [name for name in names if not FILE.fullmatch(name)]
     if isinstance(task, FileTaskSection):
         wrong += [name for name in (task.file, task.data or DATA) if name not in (DATA, *names)]
-    if wrong:
+    if wrong or len(names) > MAX_FILES:
         raise TaskError(
-            "no machine takes these files of a run: {files}",
-            files=", ".join(map(repr, wrong[:3])),
-            hint='code is NAME.py, of letters, digits, - and _; data have names without \\ : * ? " < > |',
+            "no machine takes these {number:,} files of a run: {files}",
+            number=len(names),
+            files=", ".join(map(repr, (wrong or names)[:3])),
+            hint="{most:,} files at most (pack data into .zip, .npz, .parquet); code is NAME.py, of letters, digits, - "
+            'and _; data have names without \\ : * ? " < > |',
+            most=MAX_FILES,
         )
-    if len(files) > MAX_FILES:
-        hint = "pack the data into fewer files (.zip, .npz, .parquet)"
-        raise TaskError("the run has more than {most:,} files", most=MAX_FILES, hint=hint)
 
 
 def _sha256(path: Path) -> bytes:

@@ -22,16 +22,15 @@ from cuadrilla.runfile import read_run_config
 class Node:
     """Used by several threads. `identity`: else that in the crew's folder, where what it learns is kept, too.
 
-    `run`: its folder, where this is the coordinator's machine; else what is needed is fetched, but for the `data` of
-    a folder here. `approved`: whoever started this process may run any code here. `tell` hears what is fetched,
-    `report` now and then how the work goes. `idle_policy`: when to wait.
+    `run`: its folder, where this is the coordinator's machine; else what is needed is fetched. `approved`: whoever
+    started this process may run any code here. `tell` hears what is fetched, `report` now and then how the work goes.
+    `idle_policy`: when to wait.
     """
 
     home: Home
     crew: Joined
     identity: Identity | None = None
     run: RunDir | None = None
-    data: Path | None = None
     approved: bool = False
     tell: Callable[[str], None] = lambda _text: None
     report: Callable[[str], None] | None = None
@@ -67,7 +66,7 @@ class Node:
         if self.run is not None:
             return read_run_config(self.run), self.run.path
         self.learn()  # it has answered; to fetch may end with the question whether its code may run
-        found = fetch(connection, description, home=self.home, report=self.tell, data=self.data, approved=self.approved)
+        found = fetch(connection, description, home=self.home, report=self.tell, approved=self.approved)
         self.tell_working()
         return found
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined, read_object
-from cuadrilla.link.base import KnownTerm, Refused
+from cuadrilla.link.base import KnownTerm, Refused, check_node_name
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, Identity, key_hash, load_node, open_coordinator
 from cuadrilla.messages import Message
@@ -189,7 +189,9 @@ def promote(home: Home, crew: Joined) -> int:
     make_private(home.crew)
     for name in (COORDINATOR_FILE, "nodes.json"):
         write_atomic(home.crew / name, known[name], private=True)
-    home.pause(nodes=frozenset(known["paused"]), here=home.is_paused)
+    for node in known["paused"]:
+        check_node_name(node)
+        home.pause(node)
     home.begin_term(crew.term + 1)
     return version
 

@@ -242,12 +242,11 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     once(node, node.found_run)  # what they need is here then
     log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
     assert node.idle_policy is not None
-    more = [*(["--data", str(node.data)] if node.data else []), *node.idle_policy.rules.options]
     children = Children(died=lambda name, reason: log.warning("%s died: %s", name, reason))
     done = ""
     try:
         for use in uses:
-            command = worker_command(use.name, use, crew=node.crew.folder, more=more)
+            command = worker_command(use.name, use, crew=node.crew.folder, more=node.idle_policy.rules.options)
             children.start(use.name, command, environment=use.environment, again=Deaths().allow)
         while children.alive:
             time.sleep(POLL_SECONDS)

@@ -228,9 +228,8 @@ class JobWorker:
 
     def _run(self, order: Assignment, connection: Connection, folder: Path) -> _Doing:
         """Raises LinkError, Refused, ConfigError, ResourceError."""
-        home = self._home
         description = RunDescription(config=order.config, files=order.files)
-        config, files = fetch(connection, description, home=home, report=self.node.tell, data=self.node.data)
+        config, files = fetch(connection, description, home=self.node.home, report=self.node.tell)
         goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
         config = settings_here(config, files, goes_on=goes_on)
         run = RunDir(folder)
@@ -322,10 +321,6 @@ class JobWorker:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
-
-    @property
-    def _home(self) -> Home:
-        return Home.of_user()
 
 
 def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
