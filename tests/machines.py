@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cuadrilla.home import Home, read_object
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from tests.commands import COMMAND, ENDLESS, wait_for
 from tests.inside import cuadrilla
 

@@ -33,10 +33,10 @@ from cuadrilla.log import silence_grpc
 from cuadrilla.messages import Message
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.newrun import make_run, settings_text
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir, finite, last_rows
 from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file
 from cuadrilla.train.coordinate import Outcome
-from cuadrilla.train.sinks import Scalars, finite
+from cuadrilla.train.sinks import Scalars
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
 
 __all__ = ["CuadrillaError", "LanguageModel", "Outcome", "PrepareOptions", "Prepared", "Run", "Sampling", "Trained",

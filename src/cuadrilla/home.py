@@ -9,7 +9,6 @@ CUADRILLA_HOME (or the system's place for a user's data)
   paused.NAME      for each node of the crew that is to wait; paused, for this machine
 """
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import platformdirs
 
 from cuadrilla.errors import LinkError
-from cuadrilla.rundir import make_private, read_regular, write_json
+from cuadrilla.rundir import make_private, read_object, write_json
 
 
 @dataclass(frozen=True)
@@ -146,12 +145,3 @@ class Home:
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")
         return value
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A small JSON file of ours; a missing or damaged one is empty."""
-    try:
-        value = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

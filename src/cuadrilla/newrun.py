@@ -11,7 +11,7 @@ from cuadrilla.config import SCHEMA
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, write_atomic
-from cuadrilla.runfile import quoted, resolve
+from cuadrilla.runfile import literal, resolve
 
 SIZES = {  # tokens, and a batch where none is chosen by the rule: where a first run of this size makes sense
     "micro": (3_000_000, None),
@@ -60,7 +60,7 @@ def run_file_text(size: str, *, data: str) -> str:
     """A commented run file for a language model of this size."""
     tokens, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
-    folder = quoted(data.replace("\\", "/"))
+    folder = literal(data.replace("\\", "/"))
     return f"""\
 # A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default.
 schema = 1

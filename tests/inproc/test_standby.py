@@ -13,10 +13,10 @@ import torch
 
 from cuadrilla.crew.standby import Copy, newest_version
 from cuadrilla.errors import CheckpointError, LinkError
-from cuadrilla.home import Home, read_object
+from cuadrilla.home import Home
 from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
 from cuadrilla.link.client import Connection
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint, version_of
 from cuadrilla.train.journal import Journal
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from bench.lan import Member, lan
-from cuadrilla.home import Home, read_object
-from cuadrilla.rundir import RunDir
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.tune.folder import JOBS
 from tests.commands import wait_for
 from tests.machines import LANGUAGE_RUN, Machine, invite

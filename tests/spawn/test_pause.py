@@ -6,8 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.home import read_object
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home, read_object
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir, last_rows, read_object
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
 

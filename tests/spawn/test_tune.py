@@ -11,8 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cuadrilla.home import read_object
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import JOBS
 from tests.commands import COMMAND, RUN, TASK, train, wait_for

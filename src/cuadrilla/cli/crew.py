@@ -21,18 +21,18 @@ from cuadrilla.cli.keep import leave, trust_code
 from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle, rules_of
-from cuadrilla.cli.train import report_outcome, say_kept, train_and_show
+from cuadrilla.cli.train import report_outcome, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.run import all_ranks
 from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
-from cuadrilla.home import Home, Joined, read_object
+from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, dialled_address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
-from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, read_object, write_json
 from cuadrilla.runfile import load_dumped, read_run_file
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def up(
     dialled = str(dialled_address(address, port=listens.port)) if address else ""
     chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
     resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
-    say_kept(resolved)
     assert isinstance(resolved.config.engine, CrewEngine)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     home = Home.of_user()

@@ -1,6 +1,5 @@
 """`cuadrilla export`: a run's language model in the forms that other programs open."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ import typer
 from cuadrilla.cli.model import Newest
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import remove_leftovers, typed, write_atomic
+from cuadrilla.rundir import typed, write_atomic
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2
@@ -20,7 +19,6 @@ app = typer.Typer(no_args_is_help=True)
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
 CARD = "README.md"
-_LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # of an export that was killed
 
 
 @app.callback()
@@ -41,12 +39,10 @@ def export_hf(
 
     options.json |= json
     found = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
-    strange = [name for name in found if name not in (*FILES, CARD) and not _LEFTOVER.fullmatch(name)]
+    strange = [name for name in found if name not in (*FILES, CARD) and not name.startswith(".")]
     if strange:
         raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
     model, source = _open(run, newest=newest)
-    for name in (*FILES, CARD):
-        remove_leftovers(to / name)
     save_hf(model, to, tokenizer_path=source.tokenizer_path)
     write_atomic(to / CARD, model_card(model, source))
     _report(to, step=source.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))

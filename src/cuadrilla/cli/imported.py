@@ -11,7 +11,7 @@ from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.newrun import seen_from
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import dump, quoted, read_run_file
+from cuadrilla.runfile import dump, literal, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
@@ -91,7 +91,7 @@ def _peculiarities(shape: "GPT2Config") -> str:
 
 def run_file_text(shape: "GPT2Config", *, data: str) -> str:
     """A commented run file that continues training a model of these sizes."""
-    folder = quoted(data.replace("\\", "/"))
+    folder = literal(data.replace("\\", "/"))
     return f"""\
 # A run of cuadrilla that begins with imported weights. `cuadrilla train --explain-config` explains every key.
 schema = 1

@@ -17,12 +17,13 @@ from rich.live import Live
 
 from cuadrilla.cli.output import emit_json_line, emit_lines, options, stdout
 from cuadrilla.crew.signals import handling
-from cuadrilla.home import Home, read_object
+from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler, whole_usage_data
 from cuadrilla.monitor.jobs import open_run
 from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader
 from cuadrilla.monitor.screen import machine_screen, run_screen
+from cuadrilla.rundir import read_object
 
 FIRST_SECONDS = 0.5
 """The processor's figure is a mean since the sample before."""

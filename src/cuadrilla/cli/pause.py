@@ -7,8 +7,8 @@ import typer
 
 from cuadrilla.cli.output import say
 from cuadrilla.errors import ConfigError
-from cuadrilla.home import Home, read_object
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.home import Home
+from cuadrilla.rundir import RunDir, read_jsonl, read_object
 
 if TYPE_CHECKING:
     from cuadrilla.crew.idle_policy import OwnerRules

@@ -14,9 +14,9 @@ from cuadrilla.cli.jobs import crew_executor, local_executor
 from cuadrilla.cli.output import emit_table, say, say_at_once
 from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
-from cuadrilla.home import Home, read_object
+from cuadrilla.home import Home
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, is_abandoned, make_private, typed
+from cuadrilla.rundir import FolderLock, RunDir, is_held, make_private, read_object, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def queue(
     from cuadrilla.jobs.queue import DEVICES, RunQueue
 
     folder = Home.of_user().queue
-    queue = RunQueue(folder, is_handed_out=_is_handed_out(folder))
+    queue = RunQueue(folder, is_handed_out=is_held(folder / LOCK))
     if action not in ACTIONS:
         raise ConfigError(
             "{action!r} is no action", action=action[:40], hint="one of {known}", known=", ".join(ACTIONS)
@@ -85,13 +85,6 @@ def queue(
             _work(RunQueue(folder), listen=listen, address=address, uses=uses, here=here, until_empty=until_empty)
     if action != "work":
         _list(queue)
-
-
-def _is_handed_out(folder: Path) -> bool:
-    try:
-        return not is_abandoned(folder / LOCK)
-    except OSError:  # there is no lock
-        return False
 
 
 def _checked(queue: "RunQueue", named: str) -> RunDir:

@@ -11,11 +11,11 @@ import typer
 from cuadrilla.cli.crew import read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home, read_object
+from cuadrilla.home import Home
 from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, make_private
+from cuadrilla.rundir import FolderLock, make_private, read_object
 
 SURELY_GONE_SECONDS = 20.0
 """A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""

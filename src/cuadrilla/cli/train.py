@@ -18,7 +18,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
 from cuadrilla.newrun import SIZES, make_run, run_file_text, seen_from
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import RunDir, finite, typed
 from cuadrilla.runfile import Resolved, read_run_config, read_run_file
 
 if TYPE_CHECKING:
@@ -75,26 +75,15 @@ def train(
     more = practice_sets(practice) if practice else []
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
-    place = find_place()
-    if place is None or place.leads:
-        say_kept(resolved)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
-    if place is None or place.leads:
+    if (place := find_place()) is None or place.leads:
         report_outcome(outcome, folder)
-
-
-def say_kept(resolved: Resolved) -> None:
-    """What still holds though it was not typed this time; once, by the process that a person started."""
-    if resolved.kept and not options.supervised:
-        say("from an earlier start: {kept}  (--set changes it)", kept=", ".join(resolved.kept))
 
 
 def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
-    from cuadrilla.train.sinks import finite
-
     if options.json:
         emit_json(
             {

@@ -62,7 +62,7 @@ def tune(
             raise ConfigError("--not-here is for --crew", hint="add --crew, or leave it out")
         parts: list[Executor] = []
         if here:
-            config = read_run_file(run_file, sets=sets or [], as_new=True).config
+            config = read_run_file(run_file, sets=sets or []).config
             logs = run_file.parent / "tune" / "logs"
             parts.append(local_executor(logs=logs, config=config, together=together))
         if crew:

@@ -39,6 +39,7 @@ from cuadrilla.link.island import IslandLink, first_line, shared
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
+from cuadrilla.rundir import finite
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
@@ -46,7 +47,6 @@ from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.precision import choose_device
 from cuadrilla.train.setup import Equipment, RunContext
-from cuadrilla.train.sinks import finite
 
 PATIENCE = timedelta(minutes=10)
 """Ranks wait for each other so long: people start torchrun on one machine after the other, and rank 0 evaluates. One

@@ -146,7 +146,6 @@ def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) ->
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
     """What is trained, on what, and what could be chosen better."""
     config, counted = context.config, context.task.defaults.counted
-    num_parameters = sum(parameter.numel() for parameter in context.model.parameters())
     num_workers = len(config.engine.workers)
     tell(
         Message(
@@ -154,7 +153,7 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
             "device     {device}, {precision}\n"
             "workers    {workers}\n"
             "run        {steps} steps of {tokens:,} {counted}",
-            millions=num_parameters / 1e6,
+            millions=sum(parameter.numel() for parameter in context.model.parameters()) / 1e6,
             device=context.device,
             precision=context.precision,
             workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
-from cuadrilla.home import Home, Joined, read_object
+from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import KnownTerm, Refused, check_node_name
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, Identity, key_hash, load_node, open_coordinator
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, read_object, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import (
     MANIFEST,

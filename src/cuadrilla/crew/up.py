@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -33,7 +34,7 @@ from cuadrilla.link.wire import layouts
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
-from cuadrilla.rundir import RunDir, private_folder, storage_errors
+from cuadrilla.rundir import RunDir, storage_errors
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
 from cuadrilla.train.thread import CoordinatorThread
@@ -65,7 +66,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.callback(context.store.close)
         if context.config.sync.strict:
             torch.set_num_threads(context.config.train.threads or 1)
-        private, lines = stack.enter_context(private_folder()), stack.enter_context(LinesKept())
+        private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(LinesKept())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children(died=partial(_died, context))
         stack.callback(children.end)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.data.tokenizer import END_OF_TEXT, MAX_FILE_BYTES
+from cuadrilla.data.tokenizer import END_OF_TEXT
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import read_regular, typed
+from cuadrilla.rundir import typed
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
@@ -23,9 +23,9 @@ def tokenizer_json(source: Path) -> bytes:
     """
     try:
         if not source.is_dir():
-            return _read(source)
+            return source.read_bytes()
         if (source / TOKENIZER).exists():
-            return _read(source / TOKENIZER)
+            return (source / TOKENIZER).read_bytes()
         if (source / VOCABULARY).exists() and (source / MERGES).exists():
             return _from_parts(source)
     except OSError as error:
@@ -54,11 +54,11 @@ def tokenizer_json(source: Path) -> bytes:
 
 
 def _from_parts(folder: Path) -> bytes:
-    vocab: Any = json.loads(_read(folder / VOCABULARY))
-    added: Any = json.loads(_read(folder / ADDED)) if (folder / ADDED).exists() else {}
+    vocab: Any = json.loads((folder / VOCABULARY).read_bytes())
+    added: Any = json.loads((folder / ADDED).read_bytes()) if (folder / ADDED).exists() else {}
     if not isinstance(vocab, dict) or not isinstance(added, dict):
         raise ValueError(f"{VOCABULARY} and {ADDED} must hold an object each")
-    lines = _read(folder / MERGES).decode().replace("\r\n", "\n").split("\n")
+    lines = (folder / MERGES).read_text(encoding="utf-8").replace("\r\n", "\n").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     special = {**({END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}), **added}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -72,7 +72,3 @@ def _from_parts(folder: Path) -> bytes:
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     return json.dumps(value, ensure_ascii=False).encode()
-
-
-def _read(path: Path) -> bytes:
-    return read_regular(path, most_bytes=MAX_FILE_BYTES)

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import file_sha256, fsync_folder, read_regular, storage_errors, write_atomic
+from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors, write_atomic
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     hint = Message("prepare it with `cuadrilla data prepare SOURCES --out {folder}`", folder=folder)
     try:
-        value = json.loads(read_regular(path))
+        value = json.loads(path.read_bytes())
         if value.pop("schema") != SCHEMA:
             raise ValueError("it is of another version of cuadrilla")
         return TypeAdapter(Manifest).validate_python(value)

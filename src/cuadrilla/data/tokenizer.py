@@ -22,14 +22,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import read_regular, write_atomic
+from cuadrilla.rundir import write_atomic
 
 END_OF_TEXT = "<|endoftext|>"
 UNNAMED = Message("the tokenizer")
 MIN_VOCAB = 257
 MAX_VOCAB = 2**20
-MAX_FILE_BYTES = 2**26
-"""Twice that of Gemma's 262,144 tokens, the largest that is published."""
 
 _OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>")
 _PROBE = "  El  niño: «¿Qué año?»,\n\n\tdijo Ñandú — n\u0303 \u00a0 🙂 1605 \x00 " + END_OF_TEXT + " x\n"
@@ -90,7 +88,7 @@ class Tokenizer:
     def load(cls, path: Path, *, sha256: str | None = None) -> Self:
         """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other. Raises DataError."""
         try:
-            raw = read_regular(path, most_bytes=MAX_FILE_BYTES)
+            raw = path.read_bytes()
         except OSError as error:
             raise DataError(
                 "cannot read the tokenizer {path}: {reason}",

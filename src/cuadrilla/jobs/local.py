@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.crew.children import MAX_DEATHS, Children, cuadrilla_command
-from cuadrilla.home import read_object
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, make_private, storage_errors, write_json
+from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors, write_json
 
 SILENT = Message("its process ended without a result")
 OUTCOME = "outcome.json"

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
-from cuadrilla.home import read_object
 from cuadrilla.jobs.executor import Ended, Executor
 from cuadrilla.link.base import JOB_NAME, node_of
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, make_private, write_json
+from cuadrilla.rundir import RunDir, make_private, read_object, write_json
 
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)

@@ -29,11 +29,10 @@ from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.weights import WEIGHTS, read_tensors, weights_of
-from cuadrilla.rundir import fsync_folder, read_regular, storage_errors, write_atomic
+from cuadrilla.rundir import fsync_folder, storage_errors, write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
-MAX_CONFIG_BYTES = 2**20  # those that are published have one or two thousand, with names of labels a hundred times that
 HEAD = "lm_head.weight"
 EMBEDDING = "transformer.wte.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -226,7 +225,7 @@ def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(read_regular(path, most_bytes=MAX_CONFIG_BYTES))
+        values = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(
             "cannot read {path}: {reason}",

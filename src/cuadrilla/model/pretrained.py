@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cuadrilla.data.foreign import tokenizer_json
 from cuadrilla.data.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.model.unpickle import convert_pickled
 from cuadrilla.model.weights import INDEX, PICKLE_HINT, WEIGHTS, files_of, weights_of
-from cuadrilla.rundir import private_folder, require_regular, storage_errors, typed, write_atomic
+from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
 SUFFIX = ".safetensors"
@@ -86,9 +87,10 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
             source=typed(source),
         )
     else:
-        with private_folder() as private:
-            convert_pickled(weights, private / WEIGHTS)
-            model = load_hf(folder, weights=private / WEIGHTS)
+        with TemporaryDirectory() as name:
+            converted = Path(name) / WEIGHTS
+            convert_pickled(weights, converted)
+            model = load_hf(folder, weights=converted)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise DataError(
             "the tokenizer of {folder} has {tokens:,} tokens, the model {rows:,}",
@@ -118,7 +120,6 @@ def save_pretrained(found: Pretrained, folder: Path) -> None:
 def _licence(card: Path) -> str:
     """What the front matter of a model card says."""
     try:
-        require_regular(card)
         with open(card, encoding="utf-8", errors="replace") as file:
             head = file.read(CARD_CHARACTERS)
     except OSError:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cuadrilla.home import read_object
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, read_object
 
 
 def about(run: RunDir) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.home import read_object
 from cuadrilla.jobs.queue import COMPLETE, RunQueue
 from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.run import RUNNING, WAITING, RunReader
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.tune.folder import JOBS
 
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.home import read_object
 from cuadrilla.link.base import COORDINATOR, node_of
 from cuadrilla.monitor.follow import FileFollower, figures
 from cuadrilla.monitor.nodes import LINK_FIGURES, Line, NodeRows
 from cuadrilla.monitor.series import Series
-from cuadrilla.rundir import RunDir, is_abandoned, worker_of_node_file
+from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
@@ -296,9 +295,8 @@ def how_far(job: Mapping[str, Any]) -> str:
 
 def state_of(run: RunDir) -> str:
     """What `status.json` says; whose process is gone, that one has stopped, whatever it says."""
-    with contextlib.suppress(OSError):  # there is no lock
-        if not is_abandoned(run.lock):
-            return RUNNING
+    if is_held(run.lock):
+        return RUNNING
     if not run.status.exists():
         return WAITING
     state = str(read_object(run.status).get("state"))

@@ -11,7 +11,6 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.link.practice import parse_shape
 from cuadrilla.messages import Message
 from cuadrilla.plan.predict import Crew, MachineSpec
-from cuadrilla.rundir import read_regular
 from cuadrilla.runfile import parse_toml
 
 Positive = Annotated[float, Field(gt=0, le=1e18)]
@@ -68,7 +67,7 @@ def read_crew(text: str) -> CrewFile:
     if text in PRESETS:
         return PRESETS[text]
     try:
-        content = read_regular(Path(text)).decode("utf-8-sig")
+        content = Path(text).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "cannot read {path}: {reason}",

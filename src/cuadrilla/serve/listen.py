@@ -26,7 +26,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link.address import Address
-from cuadrilla.rundir import read_regular
 from cuadrilla.serve.edge import Application
 
 KEEP_ALIVE_SECONDS = 30
@@ -88,7 +87,7 @@ class Port:
 def read_key(path: Path) -> str:
     """The first line of a file. Raises ConfigError for one that is no secret."""
     try:
-        lines = read_regular(path, most_bytes=64 * 1024).decode("utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError("{path}: {reason}", path=path, reason=reason, hint="name a file that holds the key") from None

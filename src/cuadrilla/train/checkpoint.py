@@ -133,7 +133,7 @@ def choose_step(run: RunDir, *, newest: bool = False) -> Step:
 def best_version(run: RunDir, *, upto: int) -> int | None:
     """The step up to this one with the lowest held-out loss, if that was measured."""
     losses: dict[int, float] = {}
-    for row in read_jsonl(run.metrics, having='"val_loss"'):
+    for row in read_jsonl(run.metrics):
         version, loss = row.get("version"), row.get("val_loss")
         if isinstance(version, int) and version <= upto and isinstance(loss, int | float):
             losses[version] = loss

@@ -18,7 +18,6 @@ from cuadrilla.data.shards import TokenStream, read_manifest
 from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import require_regular
 
 GOOD = ("good", "sentence_good", "sen", "correct", "grammatical")
 BAD = ("bad", "sentence_bad", "wrong_sen", "incorrect", "ungrammatical")
@@ -78,7 +77,6 @@ def read_pairs(path: Path) -> list[TextPair]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Those of a table, by column. Raises DataError."""
     try:
-        require_regular(path)
         text = read_text(path).removeprefix("\ufeff")
         match path.suffix.lower():
             case ".jsonl":  # only line feeds end a line: JSON may hold others inside a text

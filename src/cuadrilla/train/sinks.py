@@ -2,14 +2,13 @@
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from cuadrilla.errors import EnvironmentProblem, ResourceError
-from cuadrilla.rundir import KeptLines, make_private, storage_errors
+from cuadrilla.rundir import KeptLines, finite, make_private, storage_errors
 
 FLUSH_SECONDS = 10
 
@@ -17,13 +16,6 @@ log = logging.getLogger(__name__)
 
 Scalars = Mapping[str, float | int | str | Mapping[str, float]]
 """Numbers by name; a mapping holds one for each worker."""
-
-
-def finite(scalars: Scalars) -> dict[str, Any]:
-    """NaN and infinities become None: JSON has no name for them."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in scalars.items()
-    }
 
 
 class Sink(Protocol):

@@ -23,13 +23,12 @@ from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
-from cuadrilla.rundir import KeptLines, RunDir, event_line, last_rows, read_jsonl, write_json
+from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, write_json
 from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.journal import Journal, read_records
-from cuadrilla.train.sinks import finite
 
 MAX_SAVE_OVERHEAD = 0.02
 STATUS_SECONDS = 2.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cuadrilla.config import Config
@@ -20,8 +21,6 @@ from cuadrilla.rundir import (
     FolderLock,
     RunDir,
     make_private,
-    private_folder,
-    read_regular,
     typed,
     write_atomic,
     write_json,
@@ -217,14 +216,15 @@ def open_search(run_file: Path, *, sets: Sequence[str], executor: Executor) -> I
 
     Raises ConfigError for a space that cannot be searched, or where it began as another one; EnvironmentProblem.
     """
-    text = read_regular(run_file).decode("utf-8-sig")
-    config = read_run_file(run_file, sets=sets, as_new=True).config
+    text = run_file.read_text(encoding="utf-8-sig")
+    config = read_run_file(run_file, sets=sets).config
     section, folder = config.tune, SearchFolder(run_file.parent.resolve() / "tune")
     base = Base(text=text, folder=run_file.parent.resolve(), sets=tuple(sets), section=section)
     space = Space(section, text=text, sets=sets)
     make_private(folder.path)
     with FolderLock(folder.lock, purpose=Message("the search")):
-        with private_folder(where=folder.path) as scratch:
+        with TemporaryDirectory(dir=folder.path) as name:
+            scratch = Path(name)
             settled = base.settled({}, folder=scratch)
             lengths = rung_lengths(settled, section, num_steps=length_of(settled, scratch).num_steps)
         steps = [each.steps for each in lengths]

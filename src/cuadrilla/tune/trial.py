@@ -18,7 +18,7 @@ from cuadrilla.config import SCHEMA, Config, LocalEngine, TuneSection
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, read_regular, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, storage_errors, write_atomic
 from cuadrilla.runfile import dump, leaves, literal, resolve, to_toml
 from cuadrilla.tune.search import Job, TrialResult
 from cuadrilla.tune.space import Values
@@ -129,7 +129,7 @@ def length_of(config: Config, folder: Path) -> "Length":
 
 def settings_of(run: RunDir) -> Config:
     """The settings in a run's file."""
-    return resolve(read_regular(run.run_file).decode()).config
+    return resolve(run.run_file.read_text(encoding="utf-8")).config
 
 
 def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import file_sha256, read_regular, remove_leftovers, write_json
+from cuadrilla.rundir import file_sha256, write_json
 
 RECORD = "SOURCE.json"
 UNKNOWN = "unknown"
@@ -42,7 +42,6 @@ class Records:
     def __init__(self, folder: Path) -> None:
         """Raises DataError if there is a record that cannot be read: it must not be overwritten."""
         self._folder = folder
-        remove_leftovers(folder / RECORD)
         self._rows = _read(folder / RECORD)
 
     def of(self, url: str) -> list[DownloadRecord]:
@@ -96,7 +95,7 @@ def one_line(text: str) -> str:
 def _read(path: Path) -> list[DownloadRecord]:
     """Nothing if there is no file. Raises DataError for one that is not a record of ours."""
     try:
-        return [DownloadRecord(**row) for row in json.loads(read_regular(path))["files"]]
+        return [DownloadRecord(**row) for row in json.loads(path.read_bytes())["files"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
