@@ -77,7 +77,7 @@ class Rank:
         """Gradients of this rank's share, divided by its tokens; its mean loss."""
         batch, size = (
             self._config.train.batch_sequences,
-            self._made.kernels.pass_tokens // self._made.task.defaults.length,
+            self._made.pass_tokens // self._made.task.defaults.length,
         )
         share, tokens, total = batch // self._workers, self._made.length.step_tokens / self._workers, 0.0
         first = step * batch + self._rank * share

@@ -102,11 +102,11 @@ def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCa
         server.on("/hook", fixed(204))
         section = AlarmSection(address_file=address_file(run.path, to(server, f"/hook?token={SECRET}")))
         with pytest.raises(DataError), Alarms(section, run=run) as alarms:  # noqa: PT012
-            alarms.hear("evicted", {"worker": "ana", "reason": "<!channel> <https://bad.example|here> @everyone"})
+            alarms.hear("evicted", {"worker": "ana", "reason": "switched off"})
             until(lambda: server.bodies)
             raise DataError("{path} is gone", path="x.bin")
         left, failed = bodies(server)
-    assert left["message"] == "ana has left: ‹!channel› ‹https://bad.example|here› ＠everyone"
+    assert left["message"] == "ana has left: switched off"
     assert (failed["title"], failed["message"]) == ("cuadrilla: casa", "it has failed: x.bin is gone")
     assert SECRET not in caplog.text
 
@@ -130,11 +130,10 @@ def test_what_hangs_is_killed_and_the_last_word_is_told(tmp_path: Path, caplog: 
     with Alarms(AlarmSection(command=command), run=run, limit_seconds=3.0) as alarms:
         alarms.hear("left", {"worker": "w", "reason": ""})
         until(file.exists)
-        alarms.hear("alarm", {"message": "not sent any more"})
         alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
     assert last.read_text() == "finished"
     assert not children()
-    assert caplog.text.count("alarm.command did not end well in 3 s") == 1
+    assert caplog.text.count("alarm.command did not start, or did not end well in 3 s") == 1
 
 
 def test_a_flood_is_one_message(tmp_path: Path) -> None:
@@ -155,8 +154,8 @@ def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
         with Alarms(AlarmSection(command=["no-such-program"], address_file=addresses), run=run) as alarms:
             alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
         assert len(server.bodies) == 1
-    assert "alarm.command cannot be started" in caplog.text
-    assert "apprise could not send it" in caplog.text
+    assert "alarm.command did not start" in caplog.text
+    assert "apprise could not send" in caplog.text
     assert SECRET not in caplog.text
 
 

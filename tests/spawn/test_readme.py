@@ -17,7 +17,7 @@ import pytest
 import trustme
 from gguf import GGUFReader
 
-from cuadrilla.cli.demo import BATCHES, LEAST_STEPS, RUN_FILE, SPEEDS
+from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.model.hf import load_hf
@@ -205,13 +205,13 @@ def test_the_demonstration_teaches(tmp_path: Path) -> None:
     """The smallest, as on a slow machine: begun anew it keeps the size in its run file, so no speed decides here."""
     run = RunDir(tmp_path / "demo")
     run.path.mkdir()
-    run.run_file.write_text(RUN_FILE.format(steps=LEAST_STEPS, batch=BATCHES[0], speeds=SPEEDS), encoding="utf-8")
+    run.run_file.write_text(RUN_FILE.format(steps=STEPS, batch=BATCH, speeds=SPEEDS), encoding="utf-8")
     done = subprocess.run(
         [*COMMAND, "--json", "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False,
         env=environment(tmp_path, "this"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, LEAST_STEPS + 1))
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert result["stories_right"] >= 0.9
     assert result["pairs_right"] >= 0.95

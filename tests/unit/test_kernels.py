@@ -1,37 +1,29 @@
-"""Which kernels are taken: by a rule that says why; whatever is taken computes the same."""
+"""Which kernels are taken: by a rule; whatever is taken computes the same."""
 
 import pytest
 import torch
-from torch import nn
 
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.kernels import CHUNK_NUMBERS, IGNORED, Taught, chunked_cross_entropy
-from cuadrilla.train import kernels
-from cuadrilla.train.kernels import LONG_PASS_TOKENS, PASS_TOKENS, KernelChoice, choose_kernels
+from cuadrilla.train import precision
+from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, choose_kernels
 
 pytestmark = pytest.mark.unit
 
 CPU = torch.device("cpu")
 CONFIG = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=128)
+WANTED = [(True, False, True), (False, False, False), (False, True, True)]
 WIDE = GPT2Config(vocab_size=64, context=32, layers=1, heads=4, width=516)
 
 
-@pytest.mark.parametrize(
-    ("is_amd", "strict", "said"),
-    [
-        (True, False, "fp32 products by oneDNN (AMD)"),
-        (False, False, "fp32 products by torch's library (not AMD)"),
-        (False, True, "fp32 products by oneDNN (strict mode)"),
-        (True, True, "fp32 products by oneDNN (strict mode)"),
-    ],
-)
-def test_in_fp32_the_processor_decides(monkeypatch: pytest.MonkeyPatch, is_amd: bool, strict: bool, said: str) -> None:
-    monkeypatch.setattr(kernels, "is_amd", lambda: is_amd)
+@pytest.mark.parametrize(("is_amd", "strict", "onednn"), WANTED)
+def test_in_fp32_the_processor_decides(
+    monkeypatch: pytest.MonkeyPatch, is_amd: bool, strict: bool, onednn: bool
+) -> None:
+    monkeypatch.setattr(precision, "is_amd", lambda: is_amd)
     model = GPT2(CONFIG)
-    choice = choose_kernels(model, device=CPU, dtype=torch.float32, strict=strict)
-    assert str(choice) == said
-    assert choice.pass_tokens == PASS_TOKENS
-    assert model.onednn == model.transformer.h[1].mlp.c_fc.onednn == choice.onednn
+    assert choose_kernels(model, device=CPU, dtype=torch.float32, strict=strict) == PASS_TOKENS
+    assert model.onednn == model.transformer.h[1].mlp.c_fc.onednn == onednn
 
 
 @pytest.mark.parametrize(
@@ -46,14 +38,8 @@ def test_in_fp32_the_processor_decides(monkeypatch: pytest.MonkeyPatch, is_amd: 
 def test_in_bf16_the_processor_decides_how_long_a_pass_is(
     monkeypatch: pytest.MonkeyPatch, is_amd: bool, strict: bool, config: GPT2Config, tokens: int
 ) -> None:
-    monkeypatch.setattr(kernels, "is_amd", lambda: is_amd)
-    choice = choose_kernels(GPT2(config), device=CPU, dtype=torch.bfloat16, strict=strict)
-    assert choice == KernelChoice(pass_tokens=tokens)
-
-
-def test_elsewhere_there_is_nothing_to_choose() -> None:
-    for model, device in ((nn.Linear(200, 200), CPU), (GPT2(CONFIG), torch.device("meta"))):
-        assert choose_kernels(model, device=device, dtype=torch.float32, strict=False) == KernelChoice()
+    monkeypatch.setattr(precision, "is_amd", lambda: is_amd)
+    assert choose_kernels(GPT2(config), device=CPU, dtype=torch.bfloat16, strict=strict) == tokens
 
 
 def test_both_compute_the_same() -> None:

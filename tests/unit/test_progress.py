@@ -7,9 +7,8 @@ from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
 from cuadrilla.cli.train import name_smaller
 from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.runfile import resolve
-from cuadrilla.train.kernels import PASS_TOKENS
 from cuadrilla.train.loop import WorkerSettings, most_sequences
-from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.precision import PASS_TOKENS, choose_precision
 from tests.tasks import RaggedRegression
 
 pytestmark = pytest.mark.unit

@@ -184,7 +184,7 @@ def test_where_no_run_is(tmp_path: Path) -> None:
 
 def test_a_machine_s_file_that_was_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is stands at the head of each file; of its past only the end is read."""
-    monkeypatch.setattr(nodelog, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(nodelog, "MAX_BYTES", 10_000)
     run, at = RunDir(tmp_path), iter(range(10**6))
     logs = NodeLogs(run.nodes, clock=lambda: START + next(at))
     report = NodeReport(usage=Usage(cpu_percent=50.0), waiting_part=0.25, round_trip_seconds=0.1)

@@ -1,11 +1,9 @@
 """`cuadrilla demo`: the whole way in a few minutes, without a network: stories, tokenizer, training, evaluation."""
 
-import math
 import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +16,6 @@ from cuadrilla.cli.train import train_and_show
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
-from cuadrilla.host.facts import read_facts
 from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
@@ -28,17 +25,10 @@ if TYPE_CHECKING:
     from cuadrilla.crew.port import OpenCrew
 
 VOCABULARY = 1024
-STEPS, LEAST_STEPS = 1100, 1000
-BATCHES = (8, 16)
-"""Sequences in a step: as many as this machine can take, but no fewer and no more. With 8 the stories are as good as
-with 16 (docs/experiments.md); with less it was not tried."""
-TRAIN_SECONDS = 150.0
-EFFICIENCY = 0.6
-"""What three processes and a coordinator make of the cores, beside a model that has them for itself."""
-OTHER_SECONDS = 0.6
-"""For data, starting and evaluation, to each second of training."""
-STORY_TOKENS, CONTEXT = 108, 256
-LEAST_STORIES = 2000
+STEPS, BATCH = 1100, 8
+"""With 16 sequences in a step the stories are no better (docs/experiments.md)."""
+STORIES_PER_STEP, MIN_STORIES = 19, 2000
+"""So many make one epoch."""
 RUN_FILE = """\
 # The demonstration run of `cuadrilla demo`: a small Spanish GPT-2 on the built-in stories.
 schema = 1
@@ -110,76 +100,28 @@ class Accident:
         )
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large a demonstration is that takes a few minutes at this number of sequences per second."""
-
-    sequences_per_second: float
-    steps: int
-    batch: int
-
-    @classmethod
-    def fit(cls, sequences_per_second: float) -> "Size":
-        """Smaller steps on a slower machine; fewer only when they cannot be smaller."""
-        affordable = TRAIN_SECONDS * sequences_per_second
-        least, most = BATCHES
-        batch = min(most, max(least, int(affordable / STEPS)))
-        steps = min(STEPS, max(LEAST_STEPS, int(affordable / batch)))
-        return cls(sequences_per_second=sequences_per_second, steps=steps, batch=batch)
-
-    @property
-    def stories(self) -> int:
-        """As many as make one epoch."""
-        return self.steps * self.batch * CONTEXT // STORY_TOKENS
-
-    @property
-    def minutes(self) -> int:
-        return math.ceil((1 + OTHER_SECONDS) * self.steps * self.batch / self.sequences_per_second / 60)
-
-
-def sequences_per_second() -> float:
-    """How many sequences the crew will train on in a second."""
-    from cuadrilla.config import ModelSection
-    from cuadrilla.train.pace import passes_per_second
-
-    batch = BATCHES[0]
-    cores = min(read_facts().usable_cores or 1.0, sum(SPEEDS))
-    return cores * EFFICIENCY * batch * passes_per_second(ModelSection(preset="micro"), tokens=VOCABULARY, batch=batch)
-
-
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to put the data and the run.")] = Path("demo"),
     steps: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=2,
-            help="How many steps to train (default: as many as fit in a few minutes here). With only a few "
-            "steps the model learns nothing, but every part is shown.",
+            help="How many steps to train. With only a few steps the model learns nothing, but every part is shown.",
         ),
-    ] = None,
+    ] = STEPS,
     stories: Annotated[
         int | None, typer.Option(min=200, help="How many built-in stories to train on (default: as needed).")
     ] = None,
 ) -> None:
-    """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (3 to 5 minutes).
-
-    How much it trains depends on how fast this machine is; it says so, and how long it will take.
-    """
+    """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (3 to 5 minutes)."""
     began = time.monotonic()
     run = RunDir(folder)
     make_private(folder)
     under_a_parent(run)
-    size = Size.fit(sequences_per_second())
     if not run.run_file.exists():
-        write_atomic(run.run_file, RUN_FILE.format(steps=steps or size.steps, batch=size.batch, speeds=SPEEDS))
+        write_atomic(run.run_file, RUN_FILE.format(steps=steps, batch=BATCH, speeds=SPEEDS))
     resolved = read_run_file(run.run_file)  # of the first time, if this goes on
-    size = replace(size, steps=resolved.config.train.steps, batch=resolved.config.train.batch_sequences)
-    stories = stories or max(LEAST_STORIES, size.stories)
-    say(
-        "                {speed:,.0f} sequences/s here: about {minutes} min in all",
-        speed=size.sequences_per_second,
-        minutes=size.minutes,
-    )
+    stories = stories or max(MIN_STORIES, STORIES_PER_STEP * resolved.config.train.steps)
     say("1/4 data        {stories:,} built-in stories, tokenizer of {size:,}", stories=stories, size=VOCABULARY)
     with shown_progress() as progress:
         prepared = prepare(
@@ -188,7 +130,7 @@ def demo(
     tokens = {name: split.num_tokens for name, split in prepared.manifest.splits.items()}
     say("                {train:,} tokens to train on, {val:,} held out", train=tokens["train"], val=tokens["val"])
     say("\n2/4 train       on three unequal practice workers; Ctrl-C saves and stops; the same command continues")
-    accident = Accident(at=size.steps // 2)
+    accident = Accident(at=resolved.config.train.steps // 2)
     from cuadrilla.crew.up import Opening
 
     outcome = train_and_show(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])

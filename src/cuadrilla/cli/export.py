@@ -58,7 +58,7 @@ def export_gguf(
 ) -> None:
     """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
-    from cuadrilla.train.card import licences, manifest_of, num_parameters
+    from cuadrilla.train.card import licences, num_parameters
 
     options.json |= json
     if to.suffix.lower() != ".gguf" or to.is_dir():
@@ -68,7 +68,7 @@ def export_gguf(
     about = Description(
         name=source.run.path.resolve().name,
         description=f"GPT-2, {num_parameters(model):,} parameters, step {source.step.version:,}",
-        licence=", ".join(licences(manifest_of(source))),
+        licence=licences(source),
     )
     read = model.state_dict().__getitem__
     write_gguf(to, config=model.config, tokenizer_path=source.tokenizer_path, read=read, half=f16, about=about)

@@ -37,6 +37,4 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     refuse_private_buffers(equipment.model)
     if config.train.compile:
         compile_blocks(equipment.model)
-    if equipment.kernels.reason:
-        log.info("kernels: %s", equipment.kernels)
     return equipment

@@ -241,7 +241,7 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
         told.append(island.link(inner=inner, asked_to_stop=asked_to_stop))
         return told[0]
 
-    outcome = run_local(context, wrap_link=around, tell=tell, cores=island.cores)
+    outcome = run_local(context, wrap_link=around, cores=island.cores)
     if not told:  # there was nothing left to train
         island.link().hand_on(Stop(reason=outcome.reason))
     island.end({**dataclasses.asdict(outcome), "last_row": finite(outcome.last_row)})

@@ -12,7 +12,6 @@ from cuadrilla.crew.reporting import machine_facts, reporting
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink
-from cuadrilla.messages import Message
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext, compile_blocks
 
@@ -23,18 +22,15 @@ def run_local(
     context: RunContext,
     *,
     wrap_link: Callable[[Link], Link] = lambda link: link,
-    tell: Callable[[str], None] = lambda _: None,
     cores: int = 0,
 ) -> Outcome:
     """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
 
-    `wrap_link` puts another link around the worker's own. `tell` hears what was chosen for this machine. `cores` 0: all
+    `wrap_link` puts another link around the worker's own. `cores` 0: all
     that this process may use.
     """
     coordination, before = context.coordination, torch.get_num_threads()
     set_threads(context.config, cores=cores or num_cores())
-    if context.kernels.reason:
-        tell(Message("kernels    {choice}", choice=context.kernels))
     end = InProcLink(partial(coordination.receive, WORKER))
     try:
         coordination.open(lambda _worker, message: end.inbox.put(message))

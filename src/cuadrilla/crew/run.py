@@ -102,7 +102,7 @@ def train_run(
 
                     return lead(context, island, config=config, tell=audience.tell)
                 case LocalEngine():
-                    return run_local(context, tell=audience.tell)
+                    return run_local(context)
                 case CrewEngine():
                     from cuadrilla.crew.up import Opening, run_crew
 

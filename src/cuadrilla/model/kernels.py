@@ -1,6 +1,6 @@
 """Differentiable functions that torch does not have, or not fast enough on a CPU.
 
-* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN or by what torch calls (`train/kernels.py`).
+* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN or by what torch calls (`train/precision.py`).
 * `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
 * `chunked_cross_entropy`: the loss of a linear head, without B*T*V logits (the idea of Liger Kernel, arXiv 2410.10989).

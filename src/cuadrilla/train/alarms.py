@@ -3,18 +3,17 @@
     with Alarms(config.alarm, run=run) as alarms:
         ...  # alarms.hear(kind, fields) for each event
 
-A run is never held up and never fails by this: `hear` only enqueues, a thread sends, a program is killed after
-`LIMIT_SECONDS`, and what goes wrong is a warning. No shell: a program gets the message as JSON on its standard input.
-Addresses are secrets: they stay in their file.
+A run is never held up and never fails by this: a thread sends, a program is killed after `LIMIT_SECONDS`, and what goes
+wrong is a warning. No shell: a program gets the message as JSON on its standard input. Addresses are secrets: they stay
+in their file.
 """
 
-import json
 import logging
-import queue
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,9 +30,6 @@ LIMIT_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
 """Between two messages of one kind; those between are not sent."""
 MAX_TEXT = 500
-FINAL = ("finished", "stopped", "failed")
-PLAIN = str.maketrans({"<": "‹", ">": "›", "@": "＠"})
-"""In chats `<...>` is a link or calls people, and `@` calls people; words of other machines do neither."""
 
 log = logging.getLogger(__name__)
 
@@ -56,65 +52,49 @@ def _told(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | None:
 
 
 class Alarms:
-    """Of one run on its coordinator's machine; for the thread that trains."""
+    """The alarms of one run, on its coordinator's machine; used by the thread that trains."""
 
     def __init__(self, section: AlarmSection, *, run: RunDir, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._section, self._limit_seconds = section, limit_seconds
         self._run = run.path.resolve().name
         self._addresses = run.path / section.address_file if section.address_file else None
-        self._waiting: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
+        self._sender = ThreadPoolExecutor(1, "alarms")
         self._told_at: dict[str, float] = {}
         self._is_over = False
-        self._thread = threading.Thread(target=self._work, name="alarms", daemon=True)
-        if self._addresses is not None and not self._addresses.is_file():
-            self._warn(Message("{path} does not exist", path=self._addresses))
 
     def __enter__(self) -> "Alarms":
-        self._thread.start()
         return self
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
         """An event of the run, as it is in its events. Waits for nothing, and raises nothing."""
-        told = None if self._is_over else _told(kind, fields)
-        if told is None:
+        if self._is_over or (told := _told(kind, fields)) is None:
             return
         event, said = told
-        self._is_over, now = event in FINAL, time.monotonic()
+        self._is_over, now = event in ("finished", "stopped", "failed"), time.monotonic()
         if event in self._section.on and now - self._told_at.get(event, -PAUSE_SECONDS) >= PAUSE_SECONDS:
             self._told_at[event] = now
             text = one_line(said.in_language(language()), most=MAX_TEXT)
             moment = datetime.now(tz=UTC).isoformat(timespec="seconds")
             title = f"cuadrilla: {self._run}"
-            self._waiting.put({"event": event, "title": title, "text": text, "run": self._run, "time": moment})
+            message = {"event": event, "title": title, "text": text, "run": self._run, "time": moment}
+            self._sender.submit(self._send, message)
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Tell of a failure, unless it is in what was typed, and wait for the last message."""
+        """Tell of a failure, unless it is in what was typed, and wait until all is sent."""
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
             self.hear("failed", {"reason": reason_of(error)})
-        self._is_over = True
-        self._waiting.put(None)
-        self._thread.join(3 * self._limit_seconds)  # the program at hand, then the last one and the addresses
-
-    def _work(self) -> None:
-        for message in iter(self._waiting.get, None):
-            if message["event"] in FINAL or not self._is_over:
-                self._send(message)
+        self._sender.shutdown()
 
     def _send(self, message: Mapping[str, str]) -> None:
         if self._section.command:
-            said = json.dumps(message).encode()
+            said = dumps(message).encode()
             answer = run_program(self._section.command, seconds=self._limit_seconds, stdin=said)
-            if answer is None:
-                self._warn(Message("alarm.command cannot be started"))
-            elif not answer.ok:
-                self._warn(Message("alarm.command did not end well in {seconds:g} s", seconds=self._limit_seconds))
+            if answer is None or not answer.ok:
+                log.warning("alarm.command did not start, or did not end well in %g s", self._limit_seconds)
         if self._addresses is not None and not _notify(self._addresses, message):
-            self._warn(Message("apprise could not send it to every address"))
-
-    def _warn(self, problem: Message) -> None:
-        log.warning("a message of [alarm] was not sent: %s", problem)
+            log.warning("apprise could not send a message to every address in %s", self._addresses)
 
 
 def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
@@ -127,11 +107,11 @@ def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
     asset = apprise.AppriseAsset(async_mode=False)  # no threads of its own, which an ending process would wait for
     service = apprise.Apprise(asset=asset)
     service.add(apprise.AppriseConfig(str(addresses), asset=asset))
-    return bool(service.notify(title=message["title"], body=message["text"].translate(PLAIN), body_format="text"))
+    return bool(service.notify(title=message["title"], body=message["text"], body_format="text"))
 
 
 def reason_of(error: Exception) -> str:
     """Why a run failed: a person reads it in the alarm and in the run's events, so it has an end."""
-    told = Message("{kind}: {error}", kind=type(error).__name__, error=str(error)[:MAX_TEXT])
-    reason = error.message if isinstance(error, CuadrillaError) else told
-    return reason if len(reason) <= MAX_TEXT else reason[:MAX_TEXT]
+    if isinstance(error, CuadrillaError):
+        return error.message if len(error.message) <= MAX_TEXT else error.message[:MAX_TEXT]
+    return Message("{kind}: {error}", kind=type(error).__name__, error=str(error)[:MAX_TEXT])

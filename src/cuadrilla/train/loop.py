@@ -19,8 +19,7 @@ from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progr
 from cuadrilla.model.task import Task, loss_of
 from cuadrilla.sync.strategy import Sums, WorkerHalf
 from cuadrilla.train.fingerprint import code_fingerprint
-from cuadrilla.train.kernels import PASS_TOKENS
-from cuadrilla.train.precision import Precision
+from cuadrilla.train.precision import PASS_TOKENS, Precision
 
 LOSS_RESOLUTION = 2.0**24  # loss sums are multiples of 2^-24: their float64 sum does not depend on the order
 MIN_LOSS_SCALE = 2.0**-10

@@ -1,60 +1,49 @@
 """`nodes/NAME.jsonl` of a run: how each machine was, what it has logged, who it said it was.
 
-A file that has grown to `MOST_BYTES` becomes `NAME.jsonl.1`, in the place of the one before it; each begins with what
-the machine is. What a report may hold was checked when it came (`link/base.py`). A full disk loses rows, and never a
-run.
+A file that has grown to `MAX_BYTES` becomes `NAME.jsonl.1`, in the place of the one before it; each begins with what
+the machine is. A full disk loses rows, and never a run: the run itself tells of it.
 """
 
 import json
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from cuadrilla.errors import ResourceError
 from cuadrilla.host.usage import usage_data
 from cuadrilla.link.base import NodeReport
 from cuadrilla.rundir import append_lines, make_private, node_file, storage_errors
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 DIGITS = 3
 LINK = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
 
-log = logging.getLogger(__name__)
-
 
 class NodeLogs:
-    """Of one run. Used by any thread; raises nothing."""
+    """The machines of one run. Used by any thread; raises nothing."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._clock = clock
         self._lock = threading.Lock()
         self._facts: dict[str, Mapping[str, str]] = {}
-        self._is_failing = False
 
     def report(self, worker: str, report: NodeReport) -> None:
         link = {name: round(value, DIGITS) for name in LINK if (value := getattr(report, name)) is not None}
         phase = {"phase": report.phase} if report.phase else {}
-        rows: list[dict[str, Any]] = [{"kind": "usage", **usage_data(report.usage), **phase, **link}]
+        rows = [{"kind": "usage", **usage_data(report.usage), **phase, **link}]
         rows += [{"kind": "log", "level": line.level, "text": line.text} for line in report.lines]
         if report.dropped:
             rows.append({"kind": "cut", "lines": report.dropped})
         now, path = round(self._clock(), DIGITS), self._folder / node_file(worker)
-        with self._lock:
+        with self._lock, suppress(ResourceError):
             known = self._facts[worker] = dict(report.facts) or self._facts.get(worker, {})
             hello = [{"kind": "hello", "facts": known}] if report.facts or not path.exists() else []
             text = "".join(json.dumps({"time": now, **row}, ensure_ascii=False) + "\n" for row in [*hello, *rows])
-            try:
-                make_private(self._folder)
-                if append_lines(path, text) > MOST_BYTES:
-                    with storage_errors(path):
-                        os.replace(path, path.with_name(f"{path.name}.1"))
-                self._is_failing = False
-            except ResourceError as error:
-                if not self._is_failing:
-                    log.warning("%s: how machines are is not kept", error.message)
-                self._is_failing = True
+            make_private(self._folder)
+            if append_lines(path, text) > MAX_BYTES:
+                with storage_errors(path):
+                    os.replace(path, path.with_name(f"{path.name}.1"))

@@ -34,11 +34,10 @@ from cuadrilla.train.coordinate import CoordinatorRuntime, model_tensors
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
-from cuadrilla.train.kernels import KernelChoice, choose_kernels
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
-from cuadrilla.train.precision import Precision, choose_device, choose_precision
+from cuadrilla.train.precision import Precision, choose_device, choose_kernels, choose_precision
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sinks import Sink
 from cuadrilla.train.store import Store
@@ -81,7 +80,7 @@ class Equipment:
     model: nn.Module
     device: torch.device
     precision: Precision
-    kernels: KernelChoice
+    pass_tokens: int
     length: Length
     strategy: Strategy
     recipe: Recipe
@@ -100,7 +99,7 @@ class Equipment:
             device=self.device,
             precision=self.precision,
             speed_hint=self.speed,
-            pass_tokens=self.kernels.pass_tokens,
+            pass_tokens=self.pass_tokens,
         )
         sync = self.strategy.worker(self.model, self.recipe)
         return train(link, task=self.task, model=self.model, sync=sync, worker=settings)
@@ -136,7 +135,7 @@ def equip(
         model=model.to(place),
         device=place,
         precision=precision,
-        kernels=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
+        pass_tokens=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
         length=length,
         strategy=strategy or make_strategy(config.sync, model, recipe),
         recipe=recipe,
