@@ -39,7 +39,7 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     chance = random.Random(5)
     texts = ("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=200)) for _ in range(12))
     (folder / "letters.txt").write_text("\n\n".join(texts), encoding="utf-8")  # nothing to learn but their frequencies
-    options = PrepareOptions(vocab=260, filter="none", near_duplicates=0, val_fraction=0.3)
+    options = PrepareOptions(vocab=260, keep_all=True, val_fraction=0.3)
     prepare([str(folder / "letters.txt")], out=folder / "text", options=options)
     run = language_run(folder / "run", folder / "text", steps=STEPS)
     outcome = train(run)

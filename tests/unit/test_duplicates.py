@@ -1,7 +1,6 @@
-"""Signatures, candidates and the first document that stays."""
+"""What lies in other documents: wherever it begins there, however it is cut; the first document stays."""
 
 import random
-import re
 
 import numpy as np
 import pytest
@@ -12,74 +11,75 @@ from cuadrilla.data import duplicates
 
 pytestmark = pytest.mark.unit
 
-WORDS = [f"palabra{n}" for n in range(500)]
+WORDS = [f"palabra{n}" for n in range(3000)]
 
 
-def text_of(seed, *, words=300):
-    return " ".join(random.Random(seed).choices(WORDS, k=words))
+def words_of(seed, count):
+    return random.Random(seed).choices(WORDS, k=count)
 
 
-def changed(text, *, share, seed=0):
-    """`text` with some words replaced."""
-    rng = random.Random(seed)
-    return " ".join("otra" if rng.random() < share else word for word in text.split())
+def changed(words, *, share):
+    """Some words replaced."""
+    rng = random.Random(0)
+    return ["otra" if rng.random() < share else word for word in words]
 
 
-def jaccard(one, other):
-    sets = []
-    for text in (one, other):
-        words = re.findall(r"\w+", text.lower())
-        sets.append({tuple(words[n : n + 5]) for n in range(len(words) - 4)})
-    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+def contained(texts, *, halvings=0):
+    samples = duplicates.samples_of([" ".join(words) for words in texts])
+    return duplicates.find_contained(duplicates.thinned(samples, halvings=halvings), num_documents=len(texts))
 
 
-def found_in(texts, *, similarity=duplicates.DEFAULT_SIMILARITY):
-    signatures = duplicates.sketches(texts).signatures
-    size = duplicates.BAND_HASHES
-    pairs = [
-        duplicates.candidates(duplicates.band_keys(signatures[band * size : (band + 1) * size]))
-        for band in range(duplicates.NUM_BANDS)
-    ]
-    return duplicates.near_duplicates(
-        np.concatenate(pairs), lambda document: signatures[:, document], similarity=similarity
-    )
+def test_a_part_is_found_in_the_whole_wherever_it_begins():
+    book, other = words_of(1, 40_000), words_of(2, 10_000)
+    assert contained([book, other, book[7_777:17_777], other[5_000:] + book[:5_000], words_of(3, 10_000)]) == [2, 3]
 
 
-def test_signatures_estimate_the_similarity_of_word_sequences():
-    base = text_of(1, words=2000)
-    for share in (0.005, 0.02, 0.05, 0.2):
-        other = changed(base, share=share)
-        one, two = duplicates.sketches([base, other]).signatures.T
-        assert abs(np.mean(one == two) - jaccard(base, other)) < 0.15  # 3 standard deviations of 112 hashes
+def test_a_book_in_other_pieces_is_all_found():
+    book = words_of(4, 30_000)
+    first = [book[n : n + 3_000] for n in range(0, 30_000, 3_000)]
+    second = [book[n : n + 2_345] for n in range(0, 30_000, 2_345)]
+    assert contained(first + second) == list(range(10, 10 + len(second)))
 
 
-def test_the_first_stays_and_later_versions_go():
-    base = text_of(2)
-    texts = [text_of(3), base, text_of(4), changed(base, share=0.01), base.upper().replace(" ", ",  "), text_of(5)]
-    assert [document for document, _ in found_in(texts)] == [3, 4]
-    assert {kept for _, kept in found_in(texts)} == {1}
-    assert found_in([texts[3], *texts[:3]])[0] == (2, 0)
+def test_what_is_new_stays_and_so_does_all_that_only_a_dropped_document_has():
+    book, new = words_of(5, 10_000), words_of(6, 4_000)
+    half = book[:2_000] + new[:2_000]
+    mostly = book[:9_000] + new[2_000:3_000]  # dropped: nine tenths are known; the tenth goes with it
+    assert contained([book, half, mostly, new[2_000:3_000]]) == [2]  # the last one is in a document that is gone
 
 
-def test_a_chain_of_small_changes_does_not_drop_what_no_kept_document_resembles():
-    chain = [text_of(6)]
-    for step in range(12):
-        chain.append(changed(chain[-1], share=0.02, seed=step))
-    kept = [n for n in range(len(chain)) if n not in dict(found_in(chain))]
-    assert kept[0] == 0
-    assert 1 < len(kept) < len(chain)
+def test_changed_copies_go_and_a_rewritten_one_stays():
+    text = words_of(11, 2_000)
+    assert contained([words_of(12, 2_000), text, changed(text, share=0.01), changed(text, share=0.2)]) == [2]
 
 
-def test_a_signature_does_not_depend_on_its_neighbours():
-    texts = [text_of(7), "¡Corto!", "", text_of(8, words=6), "«Ñandú» — " * 20]
-    together = duplicates.sketches(texts).signatures
+def test_accents_and_capitals_make_no_difference():
+    book = ["canción", "él", "fué", "España", "niño", *words_of(7, 5_000)]
+    book = [word if n % 3 else word.replace("a", "á") for n, word in enumerate(book)]
+    assert contained([book, [word.upper().replace("Á", "A") for word in book]]) == [1]
+
+
+@pytest.mark.parametrize("words", [0, 3, 20])
+def test_very_short_documents_are_never_alike(words):
+    text = words_of(8, words)
+    assert contained([text, text]) == []
+    assert len(duplicates.samples_of([])) == 0
+
+
+def test_fewer_samples_are_the_same_ones_in_every_text():
+    book = words_of(9, 60_000)
+    assert contained([book, book[11_111:41_111], words_of(10, 30_000)], halvings=4) == [1]
+    all_of_it = duplicates.samples_of([" ".join(book)])
+    assert np.isin(duplicates.thinned(all_of_it, halvings=3), duplicates.thinned(all_of_it, halvings=2)).all()
+
+
+def test_samples_do_not_depend_on_their_neighbours():
+    texts = [" ".join(words_of(seed, 500)) for seed in range(20)] + ["¡Corto!", "", "«Ñandú» — " * 20]
+    together = duplicates.samples_of(texts)
     for number, text in enumerate(texts):
-        assert (duplicates.sketches([text]).signatures[:, 0] == together[:, number]).all()
-
-
-def test_texts_without_five_words_are_never_alike():
-    assert found_in(["uno dos tres", "uno dos tres", "", ""]) == []
-    assert duplicates.sketches([]).signatures.shape == (duplicates.NUM_HASHES, 0)
+        alone = np.sort(duplicates.samples_of([text]))
+        mine = np.sort(together[(together & np.uint64(0xFFFFFFFF)) == number])
+        assert (alone + np.uint64(number) == mine).all()
 
 
 @given(st.lists(st.sampled_from(["niño", "casa", "él", "A1", "x", "straße"]), max_size=30))
@@ -94,18 +94,10 @@ def test_words_are_runs_of_letters_and_digits(words):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40))
 def test_the_first_of_equals(rows):
     high, low = (np.array([row[n] for row in rows], dtype=np.uint64) for n in range(2))
-    expected = [rows.index(row) for row in rows]
-    assert duplicates.first_of_equals(high, low).tolist() == expected
-
-
-@given(st.lists(st.integers(0, 5), max_size=40))
-def test_candidates_are_later_documents_with_the_first_of_their_key(keys):
-    pairs = duplicates.candidates(np.array(keys, dtype=np.uint64)).tolist()
-    expected = [(n, keys.index(key)) for n, key in enumerate(keys) if key and keys.index(key) < n]
-    assert sorted((pair >> 32, pair & 0xFFFFFFFF) for pair in pairs) == expected
+    assert duplicates.first_of_equals(high, low).tolist() == [rows.index(row) for row in rows]
 
 
 def test_the_hashes_are_the_same_on_every_machine():
     """May change only together with `options.RECIPE`: work that was kept would not be found again."""
-    rows = duplicates.sketches(["En un lugar de la Mancha, de cuyo nombre no quiero acordarme"]).signatures
-    assert rows[:3, 0].tolist() == [166097458, 803806439, 344680050]
+    words, _ = duplicates.word_hashes(b"en un lugar")
+    assert words.tolist() == [13914492225783885463, 10996929807994561638, 13141556269002674974]

@@ -36,7 +36,6 @@ sources = st.builds(
     num_bytes=counts,
     encoding=text,
     licence=text,
-    num_documents=counts,
     portions=st.dictionaries(st.sampled_from(["train", "val"]), portions),
 )
 manifests = st.builds(

@@ -5,18 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data import overlap
-from cuadrilla.data.duplicates import DEFAULT_SIMILARITY
 from cuadrilla.data.formats.records import DEFAULT_FIELD, Reading
 from cuadrilla.data.options import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, PrepareOptions
-from cuadrilla.data.prepare import CHECKED, DROPPED, OVERLAPPING, WORK, Prepared, prepare
+from cuadrilla.data.prepare import WORK, Prepared, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem
@@ -45,32 +43,14 @@ ValFractionOption = Annotated[
 TokenizerOption = Annotated[
     Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
 ]
-FilterOption = Annotated[
-    Literal["books", "none"], typer.Option("--filter", help="Which documents to drop: books (what no book has), none.")
-]
 ValOption = Annotated[
     list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a random part.")
-]
-NearOption = Annotated[
-    float,
-    typer.Option(
-        "--near-duplicates",
-        min=0,
-        max=1,
-        help="Drop documents this similar to earlier ones, or contained in them; 0 keeps them.",
-    ),
 ]
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", min=1, max=256, help="Processes that share the work (one for each core).")
 ]
 DaskOption = Annotated[
     str | None, typer.Option("--dask", metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
-]
-HeldOutOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--held-out", help="A file that must be new to the model; shows how much of it is in the training text."
-    ),
 ]
 
 
@@ -88,8 +68,9 @@ def prepare_command(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and count broken files and records without usable text.")
     ] = False,
-    filter_rules: FilterOption = "books",
-    near_duplicates: NearOption = DEFAULT_SIMILARITY,
+    keep_all: Annotated[
+        bool, typer.Option("--keep-all", help="Keep near-duplicates, and documents that look like no text.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
     processes: ProcessesOption = None,
     dask: DaskOption = None,
@@ -103,8 +84,7 @@ def prepare_command(
         val_fraction=val_fraction,
         val=tuple(val or ()),
         reading=Reading(field=field, skip_bad=skip_bad),
-        filter=filter_rules,
-        near_duplicates=near_duplicates,
+        keep_all=keep_all,
         force=force,
         processes=processes,
     )
@@ -136,24 +116,13 @@ def _workers(dask: str | None, processes: int | None) -> "AbstractContextManager
 def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
-    held_out: HeldOutOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a data folder holds: documents, bytes and tokens of each split and source."""
     options.json |= json
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
-    head = {"folder": str(folder), "manifest_hash": manifest.hash()}
-    _emit_manifest(manifest, head, _overlaps(folder, manifest, held_out))
-
-
-def _overlaps(folder: Path, manifest: Manifest, held_out: Sequence[str] | None) -> list[dict[str, Any]]:
-    """How much of what should be new is not."""
-    windows, found = manifest.counts.get(CHECKED, 0), manifest.counts.get(OVERLAPPING, 0)
-    rows = [{"name": "val", "checked": windows, "found": found, "share": found / windows if windows else 0.0}]
-    for each in overlap.of_files(folder, manifest, held_out) if held_out else ():
-        rows.append({"name": each.name, "checked": each.checked, "found": each.found, "share": each.share})
-    return rows
+    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
 
 
 def _report(prepared: Prepared, *, out: Path) -> None:
@@ -177,10 +146,7 @@ def _report(prepared: Prepared, *, out: Path) -> None:
             "broken": dict(prepared.broken),
             "manifest_hash": manifest.hash(),
         },
-        _overlaps(out, manifest, None),
     )
-    if (out / DROPPED).exists():
-        say("examples of what was dropped are in {path}", path=out / DROPPED)
     say(
         "{folder}: already prepared, nothing done ({tokens:,} tokens to train on)"
         if prepared.already
@@ -209,15 +175,12 @@ def _joined(texts: Iterable[str], between: str) -> str:
     return reduce(lambda done, text: Message("{done}{between}{text}", done=done, between=between, text=text), texts)
 
 
-def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], overlaps: list[dict[str, Any]]) -> None:
+def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
     splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
         tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
-        emit_json(
-            {**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts, "overlap": overlaps}
-        )
-        _warn_overlap(overlaps)
+        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts})
         return
     emit_table([_readable(row) for row in splits])
     emit("")
@@ -235,30 +198,12 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any], overlaps: list[d
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
     emit("")
-    for row in overlaps:
-        emit(
-            "{name}: {share:.2%} of {checked:,} stretches of 50 characters are in train",
-            name=row["name"],
-            share=row["share"],
-            checked=row["checked"],
-        )
-    _warn_overlap(overlaps)
     emit(
         "vocabulary {size:,} ({dtype}), manifest {hash}",
         size=manifest.vocab_size,
         dtype=manifest.dtype,
         hash=manifest.hash()[:12],
     )
-
-
-def _warn_overlap(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        if row["share"] >= overlap.WORTH_A_WARNING:
-            say(
-                "warning: {share:.1%} of {name} is in the training text; its loss will look too good",
-                share=row["share"],
-                name=row["name"],
-            )
 
 
 def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:

@@ -25,8 +25,6 @@ Which side of the split a document is on
 * So a text stays on its side when other files are added, and one that occurs twice (it is kept once) has one side.
 * If none falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
   2,000 or 200 characters.
-* What is left is text that two different documents share: a paragraph of `LONG_PARAGRAPH` characters or more that
-  occurs in `val` is removed from `train`.
 
 A text is read in pieces and never held whole, however long its lines: it is cleaned in sections of about a million
 characters, each by itself, and a section ends a document.
@@ -53,8 +51,6 @@ SECTION_CHARACTERS = 2**20
 BOUNDARY_RARITY = 8
 MOST_SHARE = 2.0
 """A text of more than this many times the part to hold out stays in `train`."""
-LONG_PARAGRAPH = 200
-"""Characters from which a paragraph is too long to be repeated by chance."""
 
 _BLANKS = " \t\u00a0"
 _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
@@ -133,21 +129,6 @@ def split_texts(
     if len(first) >= 2 and not is_val.any():
         is_val[np.argmin(shares)] = True
     return np.asarray(is_val[of_text])
-
-
-def long_paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """(64-bit hash, paragraph) of each paragraph that is too long to be repeated by chance."""
-    for paragraph in text.split("\n\n"):
-        if len(paragraph) >= LONG_PARAGRAPH:
-            yield int.from_bytes(document_hash(paragraph)[:8], "little"), paragraph
-
-
-def without_paragraphs(text: str, held_out: set[int]) -> tuple[str, int]:
-    """`text` without the long paragraphs whose hash is in `held_out`, and how many were removed."""
-    doomed = [paragraph for key, paragraph in long_paragraphs(text) if key in held_out]
-    if not doomed:
-        return text, 0
-    return "\n\n".join(paragraph for paragraph in text.split("\n\n") if paragraph not in doomed), len(doomed)
 
 
 def _whole_lines(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:

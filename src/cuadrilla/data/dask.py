@@ -51,8 +51,7 @@ def dask_workers(scheduler: str) -> Iterator[Workers]:
                 raise OSError("it has no workers")
             yield Workers(
                 submit=partial(client.get_executor(pure=False).submit, checked, program()),
-                count=lambda: sum(client.nthreads().values()),
-                share=lambda path: client.submit(bytes, path.read_bytes(), pure=False),
+                ahead=2 * sum(client.nthreads().values()),
             )
     except (KilledWorker, CancelledError, OSError) as error:
         raise LinkError(

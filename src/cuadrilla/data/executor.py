@@ -11,10 +11,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,10 +22,7 @@ from cuadrilla.errors import ResourceError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AHEAD = 2
-"""Jobs begun ahead for each process: enough that none is idle, few enough to bound memory."""
-
-Call = tuple[Callable[..., bytes], tuple[Any, ...]]
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A job: a function and its arguments."""
 
 
@@ -34,21 +30,19 @@ Call = tuple[Callable[..., bytes], tuple[Any, ...]]
 class Workers:
     """Who does jobs."""
 
-    submit: Callable[..., Future[bytes]]
+    submit: Callable[..., Future[Any]]
     """That of an executor."""
-    count: Callable[[], int]
-    """How many jobs run at the same time now."""
-    share: Callable[[Path], Any] = lambda path: path
-    """How a file is given to jobs: its path here, its content to workers that do not have this machine's disk."""
+    ahead: int
+    """How many jobs are begun before the result of the first is wanted."""
 
-    def run(self, calls: Iterable[Call | None]) -> Iterator[bytes | None]:
+    def run(self, calls: Iterable[Call | None]) -> Iterator[Any]:
         """The result of each call, in order; None for None. Raises what a job raised, ResourceError if a process was
         killed."""
-        waiting: deque[Future[bytes] | None] = deque()
+        waiting: deque[Future[Any] | None] = deque()
         try:
             for call in calls:
                 waiting.append(self.submit(call[0], *call[1]) if call else None)
-                while len(waiting) > AHEAD * self.count():
+                if len(waiting) > self.ahead:
                     yield _result(waiting.popleft())
             while waiting:
                 yield _result(waiting.popleft())
@@ -59,7 +53,7 @@ class Workers:
             ) from error
 
 
-def _result(future: Future[bytes] | None) -> bytes | None:
+def _result(future: Future[Any] | None) -> Any:
     return future.result() if future else None
 
 
@@ -70,17 +64,23 @@ def available_cores() -> int:
 
 @contextmanager
 def processes(count: int) -> Iterator[Workers]:
-    """So many processes of this machine; one is this very process. They end with the block, at once if it failed."""
+    """So many processes of this machine; one is this very process. They end with the block."""
     if count == 1:
-        yield Workers(submit=_here, count=lambda: 0)
+        yield Workers(submit=_here, ahead=0)
         return
     pool = _Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
     try:
-        yield Workers(submit=pool.submit, count=lambda: count)
-    except BaseException:
-        for process in list((pool._processes or {}).values()):  # from Python 3.14 on: `kill_workers`
-            process.kill()
-        raise
+        yield Workers(submit=pool.submit, ahead=2 * count)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[Workers]:
+    """So many threads, for what does not hold up the others: libraries that release the interpreter's lock."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield Workers(submit=pool.submit, ahead=2 * count)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -92,34 +92,20 @@ def _here(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Fut
 
 
 class _Pool(ProcessPoolExecutor):
-    """Begins its processes when there are jobs for them, so small texts start few."""
+    """A process that starts does not run the caller's script again, so that one needs no main guard."""
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with _unattended_start():
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
             return super().submit(function, *args, **kwargs)
-
-
-@contextmanager
-def _unattended_start() -> Iterator[None]:
-    """A process that starts meanwhile does not run the caller's script again, so that needs no main guard; and Ctrl-C
-    is held back in it until it says that it ignores it."""
-    main, can_block = sys.modules["__main__"], hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if can_block else set()
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _begin() -> None:
     """The first thing that a process does: who started it decides when it ends, and if that one is killed, so is it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "setsid"):
-        os.setsid()
-    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -7,7 +7,6 @@ https://github.com/huggingface/fineweb-2, configs/spa_Latn.yml).
 
 import numpy as np
 
-BOOKS, NONE = FILTERS = ("books", "none")
 MAX_REPEATED = 0.5
 """Share of the characters in lines that repeat an earlier one."""
 MIN_LETTERS = 0.4

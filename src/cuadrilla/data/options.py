@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuadrilla.data import duplicates
-from cuadrilla.data.chunks import key_of
-from cuadrilla.data.filters import BOOKS
 from cuadrilla.data.formats.records import Reading
 from cuadrilla.data.shards import Option
 from cuadrilla.data.sources import AS_USUAL, Sources
 from cuadrilla.data.tokenizer import Tokenizer
 
-RECIPE = 6
+RECIPE = 7
 """Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
@@ -31,10 +28,8 @@ class PrepareOptions:
     """Files and folders to hold out instead."""
     reading: Reading = AS_USUAL
     """How records are read."""
-    filter: str = BOOKS
-    """One of `filters.FILTERS`."""
-    near_duplicates: float = duplicates.DEFAULT_SIMILARITY
-    """Similarity from which a document repeats an earlier one; 0 keeps all but equal ones."""
+    keep_all: bool = False
+    """Drop nothing but very short documents and equal ones: keep near-duplicates, and what no book has."""
     force: bool = False
     """Replace a folder that was prepared from other inputs."""
     processes: int | None = None
@@ -49,7 +44,6 @@ def recorded(options: PrepareOptions, tokenizer: Tokenizer | None, sources: Sour
         "field": options.reading.field,
         "skip_bad": int(options.reading.skip_bad),
         "recipe": RECIPE,
-        **({"val": key_of(*held_out)} if held_out else {"val_fraction": options.val_fraction}),
-        "filter": options.filter,
-        "near_duplicates": options.near_duplicates,
+        **({"val": " ".join(held_out)} if held_out else {"val_fraction": options.val_fraction}),
+        "keep_all": int(options.keep_all),
     }

@@ -73,9 +73,12 @@ class Source:
     num_bytes: int
     encoding: str
     licence: str
-    num_documents: int
     portions: dict[str, Portion] = field(default_factory=dict)
     """By split."""
+
+    @property
+    def num_documents(self) -> int:
+        return sum(portion.num_documents for portion in self.portions.values())
 
 
 @dataclass(frozen=True, kw_only=True)

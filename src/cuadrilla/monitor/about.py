@@ -16,8 +16,6 @@ def about(run: RunDir) -> dict[str, Any]:
     origins = config.get("origins", {})
     folder = values.get("data.folder")
     manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # if it is on this machine
-    counts = manifest.get("counts", {})
-    checked = counts.get("val_windows_checked", 0)
     return {
         "parameters": _num_parameters(run),
         "values": values,
@@ -25,7 +23,6 @@ def about(run: RunDir) -> dict[str, Any]:
         "environment": read_object(run.env),
         "data": {
             "vocabulary": manifest.get("vocab_size", 0),
-            "leak": counts["val_windows_in_train"] / checked if checked else 0.0,
             "sources": manifest.get("sources", []),
             "splits": manifest.get("splits", {}),
         },

@@ -102,7 +102,6 @@ const TEXTS = {
   errors: ["errors", "errores"],
   text: ["text", "texto"],
   cut: ["… {n} lines were left out: there were too many", "… se omitieron {n} líneas: eran demasiadas"],
-  leak: ["{part} of the held-out text is in the training text: its loss looks too good.", "El {part} del texto reservado está en el de entrenamiento: su pérdida parece mejor de lo que es."],
   what: ["what", "qué"],
   value: ["value", "valor"],
   parameters: ["parameters", "parámetros"],

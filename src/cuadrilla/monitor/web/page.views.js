@@ -52,8 +52,6 @@ function showHead() {
   $("state").hidden = !state;
   $("why").textContent = now.reason ?? "";
   $("why").hidden = $("figures").hidden || !now.reason;
-  const leak = about?.data.leak ?? 0;
-  $("leak").textContent = leak >= WORTH_A_WARNING ? say("leak", { part: percent(leak, 1) }) : "";
   document.title = now.name ? `${now.name} · cuadrilla` : "cuadrilla";
   const here = data.crew.filter((machine) => machine.here && machine.works).length;
   const figures = FIGURES.filter(([, key]) => known(now[key])).map(([name, key, shown]) => [say(name), shown(now[key])]);
@@ -294,7 +292,6 @@ function showLogs() {
 
 // About a run: its data, its settings, the software of its coordinator
 
-const WORTH_A_WARNING = 0.01;
 let about = null;
 
 function showAbout() {
