@@ -3,7 +3,7 @@
 from itertools import groupby
 from pathlib import Path
 
-from cuadrilla.data.formats.records import Reading
+from cuadrilla.data.reading import Reading
 from cuadrilla.data.sources import Sources, list_sources
 
 

@@ -11,14 +11,14 @@
     ├── GuardError            7    training stopped itself
     └── ResourceError         8    disk or memory ran out
 
-Every error carries `message` (the cause, one line), `hint` (what to do, one line) and, where several things are wrong
-at once, `details` (a line for each): templates with fields (`messages.py`), so that they can be shown in another
-language and read by a program. Raised for what a user can cause; our own invariants are `assert`s. The CLI prints
-them and exits with `exit_code`; nothing else catches the tree as a whole.
+Every error carries `message` (the cause, one line) and `hint` (what to do, one line): templates with fields
+(`messages.py`), so that they can be shown in another language and read by a program. Raised for what a user can cause;
+our own invariants are `assert`s. The CLI prints them and exits with `exit_code`; nothing else catches the tree as a
+whole.
 """
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cuadrilla.messages import Message
 
@@ -28,18 +28,17 @@ INTERRUPTED_EXIT_CODE = 130
 class CuadrillaError(Exception):
     """Base of everything a user can cause. `message` says what and where, `hint` what to type or change.
 
-    Both are templates, of which each takes its own of the `fields`; `details` are messages already.
+    Both are templates, of which each takes its own of the `fields`.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, /, *, hint: str = "", details: Sequence[str] = (), **fields: object) -> None:
+    def __init__(self, message: str, /, *, hint: str = "", **fields: object) -> None:
         self.message = Message(message, **_of(fields, message))
         self.hint = Message(hint, **_of(fields, hint))
-        self.details = tuple(details)
         super().__init__(self.message)
-        for line in (*details, *([f"hint: {self.hint}"] if hint else [])):
-            self.add_note(line)  # what a traceback shows, in a script or a notebook
+        if hint:
+            self.add_note(f"hint: {self.hint}")  # what a traceback shows, in a script or a notebook
 
 
 class ConfigError(CuadrillaError):

@@ -190,5 +190,5 @@ def test_a_damaged_archive_is_text_or_a_data_error(tmp_path, archives, data):
     try:
         texts(path)
     except DataError as error:
-        assert all(str(path) in text for text in error.details or [error.message])
+        assert str(path) in error.message
         assert error.hint

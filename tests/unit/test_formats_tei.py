@@ -180,9 +180,7 @@ def test_broken_xml_stops_the_preparation_or_is_skipped_counted_and_named(tmp_pa
     for path in (folder, folder / "b.xml", folder / "d.zip", folder / "e.tar"):
         with pytest.raises(DataError) as caught:
             find(path, skip_bad=False)
-        said = [caught.value.message, *caught.value.details]
-        assert len(said) == {"libros": 7, "b.xml": 1}.get(path.name, 3)
-        assert any("b.xml:1: not well-formed XML: Opening and ending tag mismatch" in text for text in said)
+        assert "b.xml:1: not well-formed XML: Opening and ending tag mismatch" in caught.value.message
         assert "--skip-bad" in caught.value.hint
     found = find(folder, skip_bad=True)
     assert by_name(folder, skip_bad=True) == {

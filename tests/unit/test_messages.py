@@ -102,11 +102,11 @@ def test_braces_from_outside_are_never_a_template(reads: str) -> None:
 
 @pytest.mark.usefixtures("catalogue")
 def test_an_error_is_made_of_its_messages() -> None:
-    error = DataError("{path} is bad", path=Path("a"), hint="look at {path}", details=[Message("a book"), HOSTILE])
+    error = DataError("{path} is bad", path=Path("a"), hint="look at {path}")
     assert (error.message, error.hint, str(error)) == ("a is bad", "look at a", "a is bad")
     assert (error.message.template, dict(error.message.fields)) == ("{path} is bad", {"path": "a"})
     assert (error.hint.template, dict(error.hint.fields)) == ("look at {path}", {"path": "a"})
-    assert error.__notes__ == ["a book", HOSTILE, "hint: look at a"]
+    assert error.__notes__ == ["hint: look at a"]
     again = ConfigError(error.message, hint=error.hint)
     assert again.message.in_language(SPANISH) == "a está mal"
     assert again.hint.in_language(SPANISH) == "mira a"
@@ -257,11 +257,11 @@ def test_help_names_what_the_code_does() -> None:
 
 @pytest.mark.usefixtures("catalogue", "spanish")
 def test_an_error_in_spanish(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    error = DataError("{path} is bad", path="a\nb", hint="look at {path}", details=[Message("a book"), "a book"])
+    error = DataError("{path} is bad", path="a\nb", hint="look at {path}")
     report_error(error)
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "error: a\\nb está mal\n  un libro\n  a book\n\nhint: mira a\\nb\n"
+    assert said.err == "error: a\\nb está mal\n\nhint: mira a\\nb\n"
     monkeypatch.setattr(options, "json", True)
     report_error(error)
     said = capsys.readouterr()
@@ -271,7 +271,6 @@ def test_an_error_in_spanish(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         "exit_code": 4,
         "template": "{path} is bad",
         "fields": {"path": "a\nb"},
-        "details": ["a book", "a book"],
     }
     assert "está mal" in said.err
 

@@ -176,10 +176,6 @@ def test_files_that_are_refused_are_closed_at_once(tmp_path):
     gc.disable()
     try:
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(DataError) as caught:
-            find(tmp_path)
-        assert len(caught.value.details) == 40
-        assert len(os.listdir("/proc/self/fd")) == before
         assert len(find(tmp_path, skip_bad=True).log.broken) == 40
         assert len(os.listdir("/proc/self/fd")) == before
     finally:

@@ -12,9 +12,9 @@ import typer
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data.formats.records import DEFAULT_FIELD, Reading
 from cuadrilla.data.options import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, PrepareOptions
 from cuadrilla.data.prepare import WORK, Prepared, prepare
+from cuadrilla.data.reading import DEFAULT_FIELD, Reading
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem

@@ -22,7 +22,6 @@ from cuadrilla.errors import CuadrillaError
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line, printable
 
-MOST_DETAILS = 20
 MOST_WIDE = 10_000
 
 
@@ -172,10 +171,6 @@ def report_error(error: CuadrillaError) -> None:
     if options.json:
         emit_json(error_data(error))
     say("error: {message}", message=_part(error.message))
-    for detail in error.details[:MOST_DETAILS]:
-        say("  {detail}", detail=_part(detail))
-    if len(error.details) > MOST_DETAILS:
-        say("  ... and {more:,} more (--json shows all)", more=len(error.details) - MOST_DETAILS)
     if error.hint:
         say("\nhint: {hint}", hint=_part(error.hint))
 
@@ -183,8 +178,7 @@ def report_error(error: CuadrillaError) -> None:
 def error_data(error: CuadrillaError) -> dict[str, Any]:
     """The English texts, and what the message was made of: its template stays the same from one file to another."""
     made_of = {"template": error.message.template, "fields": error.message.fields}
-    details = {"details": error.details} if error.details else {}
-    return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of, **details}
+    return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of}
 
 
 def _part(text: str) -> str:

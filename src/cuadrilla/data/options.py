@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuadrilla.data.formats.records import Reading
+from cuadrilla.data.reading import Reading
 from cuadrilla.data.shards import Option
 from cuadrilla.data.sources import AS_USUAL, Sources
 from cuadrilla.data.tokenizer import Tokenizer

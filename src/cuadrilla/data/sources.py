@@ -3,16 +3,24 @@
 Invariants
 * Nothing depends on the order in which a file system lists names or a user types arguments: sources are sorted by
   name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
-* All that is wrong is said at once. What is broken is passed over if that is asked for, each with its reason; what
-  comes before the damage is kept.
+* In a folder, hidden files and folders, the record of a download, links to folders (they can loop) and the output are
+  passed over, and so is what tells about a corpus (a README, a licence). What is no text by its suffix is skipped there
+  and refused when given by name. What is broken is an error, or skipped if that is asked for; what comes before the
+  damage is kept.
 * Only text is opened as text; nothing is unpickled and nothing is extracted, ever.
 
 A new kind of file is a reader in `formats/`, a suffix in `formats/files.py` and a branch in `Sources._texts_of`.
 """
 
+import hashlib
+import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -20,10 +28,11 @@ from cuadrilla.data.cuentos import stories
 from cuadrilla.data.formats import records, tei
 from cuadrilla.data.formats.encoding import HEAD_BYTES, decoded, detect
 from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, members, opened
-from cuadrilla.data.formats.records import Reading
-from cuadrilla.data.get.record import UNKNOWN, licences
-from cuadrilla.data.listing import Listing, Log, TextSource
+from cuadrilla.data.get.record import RECORD, UNKNOWN, licences
+from cuadrilla.data.reading import Log, Reading
 from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.printable import one_line
+from cuadrilla.rundir import file_sha256
 
 MAX_STORIES = 10**8
 STORY_BYTES = 800
@@ -31,19 +40,14 @@ STORY_BYTES = 800
 MAX_UNPACKED_BYTES = 20 * 10**9
 """Of text in one file that is packed, whatever in."""
 AS_USUAL = Reading()
-LEAVE_OUT = "repair them or leave them out; --skip-bad skips what is broken, and counts and names it"
 _GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
+_ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|notice)([._-].*)?", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
-
-
-class SourceText(NamedTuple):
-    """One text: a plain file, a member of an archive, a record, a body of TEI, a story."""
-
-    pieces: Iterator[str]
-    keeps_indentation: bool = False
-    """Markdown gives indentation a meaning (lists, code); in plain text it is layout."""
+Text = tuple[Iterator[str], bool]
+"""A plain file, a member of an archive, a record, a body of TEI or a story, in pieces, and whether indentation has a
+meaning: in Markdown (lists, code); in plain text it is layout."""
 
 
 class TextPiece(NamedTuple):
@@ -56,10 +60,58 @@ class TextPiece(NamedTuple):
     text: str
 
 
+@dataclass(kw_only=True)
+class TextSource:
+    """A file to read, or the first `num_stories` stories of the built-in generator."""
+
+    name: str
+    path: Path = Path()
+    num_stories: int = 0
+    is_given: bool = True
+    """Named itself, and not only by its folder: that it holds no text is an error then."""
+    is_held_out: bool = False
+    """To be new to the model."""
+    size_bytes: int
+    """On disk; of stories about."""
+
+    # Known when it has been read.
+    num_bytes: int = 0
+    """Of text, unpacked and without markup."""
+    encodings: set[str] = field(default_factory=set)
+    """None: it holds no text in an accepted format."""
+    licences: set[str] = field(default_factory=set)
+    """What the texts themselves say, and for what they do not say the record of the download."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file as it lies on disk ("": it cannot be read); of stories that of some."""
+        if self.num_stories:
+            some = "\0".join(stories(min(100, self.num_stories), seed=0))
+            return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()
+        try:
+            return file_sha256(self.path)
+        except OSError:
+            return ""
+
+    @property
+    def encoding(self) -> str:
+        """All that occur."""
+        return ", ".join(sorted(self.encodings))
+
+    @property
+    def licence(self) -> str:
+        """All that are said."""
+        return ", ".join(sorted(self.licences)) or UNKNOWN
+
+    def note(self, encoding: str, licence: str) -> None:
+        self.encodings.add(encoding)
+        self.licences.add(licence)
+
+
 class Sources:
     """What the arguments of a preparation lead to: what is to be held out, then the others, each sorted by name."""
 
-    def __init__(self, sources: list[TextSource], listed: Log, reading: Reading) -> None:
+    def __init__(self, sources: list[TextSource], listed: Log) -> None:
         times = Counter(source.name for source in sources)
         self.all = sorted(
             sources,
@@ -68,57 +120,49 @@ class Sources:
         self.log = listed
         """What was passed over: in folders, and in files as far as they have been read."""
         self._listed = listed
-        self._reading = reading
-        self._licences: dict[Path, dict[str, str]] = {}
 
     def read(self) -> Iterator[TextPiece]:
-        """Everything, in order. Raises DataError for all that is wrong, when all has been read."""
-        listed = self._listed
-        self.log = Log(skipped=[*listed.skipped], counts=listed.counts.copy(), broken={**listed.broken})
-        number = 0
+        """Everything, in order. Raises DataError."""
+        self.log = deepcopy(self._listed)
+        number = -1
         for place, source in enumerate(self.all):
             source.num_bytes, source.encodings, source.licences = 0, set(), set()
             try:
-                for text in self._texts_in(source):
-                    for piece in text.pieces:
-                        _grow(source, piece)
-                        if not self.log.problems:
-                            yield TextPiece(place, number, text.keeps_indentation, piece)
+                for pieces, keeps_indentation in self._texts_in(source):
                     number += 1
+                    for piece in pieces:
+                        _grow(source, piece)
+                        yield TextPiece(place, number, keeps_indentation, piece)
             except (DataError, *DAMAGE) as error:
-                problem = error if isinstance(error, DataError) else _damaged(source.path, error)
-                self.log.refuse(source.name, problem, skip_bad=self._reading.skip_bad)
+                self.log.refuse(source.name, error if isinstance(error, DataError) else _damaged(source.path, error))
             if UNKNOWN in source.licences:
-                recorded = self._licences.setdefault(source.path.parent, licences(source.path.parent))
-                source.licences = source.licences - {UNKNOWN} | {recorded.get(source.sha256, UNKNOWN)}
+                recorded = licences(source.path.parent).get(source.sha256, UNKNOWN)
+                source.licences = source.licences - {UNKNOWN} | {recorded}
         self.log.skipped.sort()
-        _refuse_all(self.log.problems)
 
-    def _texts_in(self, source: TextSource) -> Iterator[SourceText]:
+    def _texts_in(self, source: TextSource) -> Iterator[Text]:
         """The texts of a source. Raises DataError, what the libraries raise for damage."""
         if source.num_stories:
-            _note(source, "utf-8", "CC0-1.0 (generated)")
-            yield from (SourceText(iter((story,))) for story in stories(source.num_stories, seed=0))
+            source.note("utf-8", "CC0-1.0 (generated)")
+            yield from ((iter((story,)), False) for story in stories(source.num_stories, seed=0))
             return
         form = form_of(source.path.name)
         assert form is not None, source.path
-        before = len(self.log.broken) + len(self.log.problems)
+        before = len(self.log.broken)
         if form.content in (ZIP, TAR):
             for name, stream in members(source.path, form):
                 yield from self._texts_of_member(name, stream, source)
         elif form.content == PARQUET:
-            _note(source, "utf-8", UNKNOWN)
-            cells = records.parquet(source.path, reading=self._reading, counts=self.log.counts)
-            yield from (SourceText(iter((text,))) for text in cells)
+            source.note("utf-8", UNKNOWN)
+            yield from ((iter((text,)), False) for text in records.parquet(source.path, log=self.log))
         else:
             with opened(source.path, form.packing) as stream:
                 yield from self._texts_of(form.content, stream, source, where=str(source.path), label=source.name)
-        is_silent = len(self.log.broken) + len(self.log.problems) == before
-        if source.is_given and not source.encodings and is_silent:
+        if source.is_given and not source.encodings and len(self.log.broken) == before:
             hint = "accepted: {accepted}"
             raise DataError("{path} holds no text that is read", path=source.path, hint=hint, accepted=ACCEPTED)
 
-    def _texts_of_member(self, name: str, stream: IO[bytes], source: TextSource) -> Iterator[SourceText]:
+    def _texts_of_member(self, name: str, stream: IO[bytes], source: TextSource) -> Iterator[Text]:
         """One that is broken says nothing about its neighbours."""
         if any(part.startswith(".") and part.strip(".") for part in name.split("/")):
             return
@@ -129,28 +173,27 @@ class Sources:
         try:
             yield from self._texts_of(form.content, stream, source, where=f"{source.path}!{name}", label=label)
         except DataError as error:
-            self.log.refuse(label, error, skip_bad=self._reading.skip_bad)
+            self.log.refuse(label, error)
 
     def _texts_of(
         self, content: str, stream: IO[bytes], source: TextSource, *, where: str, label: str
-    ) -> Iterator[SourceText]:
+    ) -> Iterator[Text]:
         """The texts of one stream. Raises DataError."""
         if content == ".jsonl":
-            _note(source, "utf-8", UNKNOWN)
-            found = records.json_lines(stream, where=where, reading=self._reading, counts=self.log.counts)
-            yield from (SourceText(iter((text,))) for text in found)
+            source.note("utf-8", UNKNOWN)
+            yield from ((iter((text,)), False) for text in records.json_lines(stream, where=where, log=self.log))
         elif content == ".xml":
             novel = tei.read(stream, where=where)
             if not novel.is_tei:
                 self.log.skip(label, "files_xml_not_tei")
                 return
-            _note(source, novel.encoding, novel.licence)
-            yield from (SourceText(iter((text,))) for text in novel.texts)
+            source.note(novel.encoding, novel.licence)
+            yield from ((iter((text,)), False) for text in novel.texts)
         else:
             head = stream.read(HEAD_BYTES)
             encoding = detect(head, where=where)
-            _note(source, encoding, "Project Gutenberg License" if _GUTENBERG.search(head[: 2**20]) else UNKNOWN)
-            yield SourceText(decoded(head, stream, encoding), content == ".md")
+            source.note(encoding, "Project Gutenberg License" if _GUTENBERG.search(head[: 2**20]) else UNKNOWN)
+            yield decoded(head, stream, encoding), content == ".md"
 
 
 def list_sources(
@@ -159,26 +202,80 @@ def list_sources(
     """Everything that `specs` name: files, folders, archives, `cuentos:N`; nothing is read yet.
 
     `exclude` is a folder not to enter (the output); `held_out` are files and folders, too, among `specs` or not.
-    Raises ConfigError for a malformed `cuentos:`, DataError for all that cannot be listed.
+    A file that is named twice is read once. Raises ConfigError for a malformed `cuentos:`, DataError.
     """
-    listing = Listing(exclude=exclude, skip_bad=reading.skip_bad)
-    generated: dict[int, TextSource] = {}
+    log = Log(reading=reading)
+    found: dict[object, TextSource] = {}
     for spec, is_held_out in (*((spec, False) for spec in specs), *((spec, True) for spec in held_out)):
         if not spec or (spec.startswith("cuentos:") and not is_held_out):
             count = _parse_stories(spec)
-            generated[count] = TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
+            found[count] = TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
             continue
-        try:
-            listing.add(Path(spec), is_held_out=is_held_out)
-        except DataError as error:  # of what was typed nothing is passed over
-            listing.log.problems.append(error)
-    _refuse_all(listing.log.problems)
-    return Sources([*listing.files.values(), *generated.values()], listing.log, reading)
+        is_folder = _is_folder(Path(spec))
+        for name, path in _walk(Path(spec), exclude.resolve(), log) if is_folder else _given(Path(spec)):
+            status = path.stat()
+            source = TextSource(
+                name=name, path=path, is_given=not is_folder, is_held_out=is_held_out, size_bytes=status.st_size
+            )
+            if other := found.get((status.st_dev, status.st_ino)):
+                source.name = min(name, other.name, key=lambda label: (-label.count("/"), label))
+                source.is_given |= other.is_given
+                source.is_held_out |= other.is_held_out
+            found[status.st_dev, status.st_ino] = source
+    return Sources([*found.values()], log)
 
 
-def _note(source: TextSource, encoding: str, licence: str) -> None:
-    source.encodings.add(encoding)
-    source.licences.add(licence)
+def _is_folder(path: Path) -> bool:
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        hint = "give files or folders ({accepted}), or cuentos:N"
+        raise DataError(
+            "cannot read {path}: {reason}", path=path, reason=reason, hint=hint, accepted=ACCEPTED
+        ) from error
+    return path.is_dir()
+
+
+def _given(path: Path) -> Iterator[tuple[str, Path]]:
+    if not path.is_file() or form_of(path.name) is None:
+        hint = "if it is plain text, rename it to .txt; accepted: {accepted}"
+        raise DataError("{path} is not read as text", path=path, hint=hint, accepted=ACCEPTED)
+    yield _portable(path.name), path
+
+
+def _walk(folder: Path, exclude: Path, log: Log) -> Iterator[tuple[str, Path]]:
+    """(name, path) of each text below a folder."""
+    top = _portable(folder.resolve().name)
+
+    def label(path: Path) -> str:
+        return "/".join((top, *map(_portable, path.relative_to(folder).parts)))
+
+    def refuse(error: OSError) -> None:
+        log.refuse(label(Path(error.filename)), _damaged(Path(error.filename), error))
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        here = Path(parent)
+        folders[:] = [name for name in folders if not name.startswith(".") and (here / name).resolve() != exclude]
+        for name in names:
+            path = here / name
+            form = form_of(name)
+            if name.startswith(".") or name == RECORD:
+                continue
+            if form in (Form(".txt"), Form(".md")) and _ABOUT.fullmatch(name):
+                log.skip(label(path), "files_about_the_corpus")
+            elif form is not None and path.is_file():
+                yield label(path), path
+            else:
+                log.skip(label(path), "files_not_text")
+
+
+def _portable(name: str) -> str:
+    """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8.
+
+    It is shown wherever a run's data are: controls would break lines, and reach terminals.
+    """
+    return unicodedata.normalize("NFC", one_line(os.fsencode(name).decode("utf-8", errors="replace")))
 
 
 def _grow(source: TextSource, piece: str) -> None:
@@ -192,31 +289,15 @@ def _grow(source: TextSource, piece: str) -> None:
         )
 
 
-def _refuse_all(problems: Sequence[DataError]) -> None:
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        raise DataError(
-            "{files:,} files cannot be used",
-            files=len(problems),
-            hint=problems[0].hint if len({error.hint for error in problems}) == 1 else LEAVE_OUT,
-            details=[error.message for error in problems],
-        )
-
-
 def _damaged(path: Path, error: Exception) -> DataError:
     reason = "".join(str(getattr(error, "strerror", None) or error).splitlines()[:1]) or type(error).__name__
-    hint = "fetch it again, or leave it out"
+    hint = "repair it or leave it out; --skip-bad skips what is broken, and counts and names it"
     return DataError("{path} cannot be read: {error}", path=path, error=reason[:300], hint=hint)
 
 
 def _parse_stories(spec: str) -> int:
     digits = spec.removeprefix("cuentos:")
     if not re.fullmatch(r"[0-9]{1,9}", digits) or not 1 <= int(digits) <= MAX_STORIES:
-        raise ConfigError(
-            "{spec!r} does not say how many stories",
-            spec=spec,
-            hint="write cuentos:40000, from 1 to {most:,}",
-            most=MAX_STORIES,
-        )
+        hint = "write cuentos:40000, from 1 to {most:,}"
+        raise ConfigError("{spec!r} does not say how many stories", spec=spec, hint=hint, most=MAX_STORIES)
     return int(digits)

@@ -1,40 +1,27 @@
 """Records: an object on each line of a JSON Lines file, a row of a Parquet table; one of their fields is a text."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from cuadrilla.data.formats.files import INSTALL
+from cuadrilla.data.reading import Log
 from cuadrilla.errors import DataError, EnvironmentProblem
 from cuadrilla.messages import Message
 
-DEFAULT_FIELD = "text"
 MAX_LINE_BYTES = 2**24
 MAX_BATCH_ROWS = 64
 MAX_NAMES = 8
-BAD = "records_bad"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How records are read."""
-
-    field: str = DEFAULT_FIELD
-    """The name of the field or column that holds the text."""
-    skip_bad: bool = False
-    """Count bad records and broken files and go on, instead of raising."""
-
-
-def json_lines(stream: IO[bytes], *, where: str, reading: Reading, counts: Counter[str]) -> Iterator[str]:
-    """The texts, in order; empty lines are nothing. A bad line raises DataError, or is counted if they are skipped."""
+def json_lines(stream: IO[bytes], *, where: str, log: Log) -> Iterator[str]:
+    """The texts, in order; empty lines are nothing. A bad line raises DataError, or is counted."""
     for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
         if line.strip():
-            text, why = _text_of(line, reading.field)
+            text, why = _text_of(line, log.reading.field)
             if text is None:
-                _refuse(f"{where}:{number}", why, reading, counts)
+                log.refuse_record(f"{where}:{number}", why)
             else:
                 yield text
 
@@ -54,10 +41,10 @@ def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
     return None, Message("no text in a field {field!r} (it has: {names})", field=field, names=names)
 
 
-def parquet(path: Path, *, reading: Reading, counts: Counter[str]) -> Iterator[str]:
-    """The cells of the column, in order. Raises DataError (EnvironmentProblem without pyarrow), pyarrow's own errors.
+def parquet(path: Path, *, log: Log) -> Iterator[str]:
+    """The cells of the column, in order. Raises DataError, EnvironmentProblem, pyarrow's own errors.
 
-    A cell without text raises, too, or is counted if they are skipped.
+    A cell without text raises, too, or is counted.
     """
     try:
         from pyarrow import parquet as pq
@@ -65,26 +52,17 @@ def parquet(path: Path, *, reading: Reading, counts: Counter[str]) -> Iterator[s
         raise EnvironmentProblem("reading .parquet needs pyarrow, which is not installed", hint=INSTALL) from error
     number = 0
     with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
-        columns = file.schema_arrow.names
-        if reading.field not in columns:
+        field, columns = log.reading.field, file.schema_arrow.names
+        if field not in columns:
+            names = ", ".join(map(repr, columns[:MAX_NAMES]))
+            hint = "--field NAME reads another column"
             raise DataError(
-                "{path}: no column {field!r} (it has: {names})",
-                path=path,
-                field=reading.field,
-                names=", ".join(map(repr, columns[:MAX_NAMES])),
-                hint="--field NAME reads another column",
+                "{path}: no column {field!r} (it has: {names})", path=path, field=field, names=names, hint=hint
             )
-        for batch in file.iter_batches(batch_size=MAX_BATCH_ROWS, columns=[reading.field], use_threads=False):
+        for batch in file.iter_batches(batch_size=MAX_BATCH_ROWS, columns=[field], use_threads=False):
             for cell in batch.column(0).to_pylist():
                 number += 1
                 if isinstance(cell, str):
                     yield cell
                 else:
-                    _refuse(f"{path}:{number}", Message("the cell is not text"), reading, counts)
-
-
-def _refuse(where: str, why: str, reading: Reading, counts: Counter[str]) -> None:
-    if not reading.skip_bad:
-        hint = "--field NAME reads another field; --skip-bad leaves such records out and counts them"
-        raise DataError("{where}: {why}", where=where, why=why, hint=hint)
-    counts[BAD] += 1
+                    log.refuse_record(f"{path}:{number}", Message("the cell is not text"))
