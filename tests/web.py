@@ -118,11 +118,12 @@ def whole(body: bytes, *, etag: str = '"one"', kind: str = "", **headers: str) -
         if not given or handler.headers.get("If-Range", etag) != etag:
             handler.reply(200, body, kind=kind, **tags)
             return
-        start = int(given.removeprefix("bytes=").rstrip("-"))
+        first, _, last = given.removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last) + 1 if last else len(body), len(body))
         if start >= len(body):
             handler.reply(416, b"", **tags, Content_Range=f"bytes */{len(body)}")
         else:
-            handler.reply(206, body[start:], **tags, Content_Range=f"bytes {start}-{len(body) - 1}/{len(body)}")
+            handler.reply(206, body[start:end], **tags, Content_Range=f"bytes {start}-{end - 1}/{len(body)}")
 
     return answer
 

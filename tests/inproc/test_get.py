@@ -11,7 +11,7 @@ from cuadrilla.data.get.record import RECORD
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
 from tests.ports import free_port
-from tests.web import cut, fixed, moved, serving, silent, whole, zipped
+from tests.web import cut, fixed, moved, silent, whole, zipped
 
 
 def test_a_file_and_its_record(server, pull):
@@ -23,7 +23,7 @@ def test_a_file_and_its_record(server, pull):
     sha256 = hashlib.sha256(TEXT).hexdigest()
     assert row == {
         "url": url, "name": "año 1.txt", "licence": "unknown", "num_bytes": len(TEXT), "sha256": sha256,
-        "vouched_by": "first use", "date": row["date"], "revision": "",
+        "vouched_by": "first use", "date": row["date"],
     }  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", row["date"])
     assert not done.already
@@ -40,15 +40,6 @@ def test_cut_twice_and_resumed(server, pull):
     assert server.ranges() == [None, f"bytes={THIRD}-", f"bytes={2 * THIRD}-"]
     assert [headers.get("If-Range") for _, headers in server.seen] == [None, '"one"', '"one"']
     assert len(pull.waits) == 2
-
-
-def test_what_a_killed_process_was_writing_is_removed(server, pull):
-    """Killed between the first and the last byte of the record."""
-    url = server.on("/a.txt", whole(TEXT))
-    pull.folder.mkdir()
-    (pull.folder / f".{RECORD}.4321.tmp").write_text("{")
-    pull(url)
-    assert pull.names() == {"a.txt", RECORD}
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"weak"'])
@@ -106,7 +97,7 @@ def test_all_came_but_the_end_was_not_seen(server, pull, monkeypatch):
 
 def test_a_length_that_is_a_lie(server, pull):
     url = server.on("/a.txt", fixed(200, TEXT, length=len(TEXT) + 100, ETag='"one"'))
-    with pytest.raises(LinkError, match=r"received 600000 bytes, expected 600100.*\(6 tries") as caught:
+    with pytest.raises(LinkError, match=r"received 600000 bytes, expected 600100") as caught:
         pull(url)
     assert caught.value.exit_code == 5
     assert len(pull.waits) == 5
@@ -132,7 +123,7 @@ def test_a_server_that_falls_silent(server, pull, monkeypatch):
     assert (pull.folder / "a.txt").read_bytes() == TEXT
     assert server.ranges()[0] is None
     assert server.ranges()[-1] == f"bytes={THIRD}-"
-    assert pull.said[0].startswith("the connection broke: ")
+    assert "trying again" in pull.said[0]
 
 
 def test_statuses(server, pull):
@@ -142,11 +133,9 @@ def test_statuses(server, pull):
     with pytest.raises(LinkError, match="403"):
         pull(server.on("/mine.txt", fixed(403)))
     assert pull.waits == []  # no use to ask again
-    pull(server.on("/busy.txt", fixed(503, Retry_After="77"), fixed(429), fixed(500), whole(TEXT)))
-    assert pull.waits == [77, 2, 4]
-    pull(server.on("/later.txt", fixed(503, Retry_After="9999"), whole(TEXT)))
-    assert pull.waits[-1] == 120
-    with pytest.raises(LinkError, match="6 tries"):
+    pull(server.on("/busy.txt", fixed(503), fixed(429), fixed(500), whole(TEXT)))
+    assert pull.waits == [2, 4, 8]
+    with pytest.raises(LinkError, match="502"):
         pull(server.on("/never.txt", fixed(502)))
 
 
@@ -169,17 +158,6 @@ def test_redirects(server, pull):
         with pytest.raises(LinkError, match="/away: "):
             pull(server.on("/away", moved(target)))
     assert {name for name in pull.names() if not name.startswith(".")} == {"ok.txt", RECORD}
-
-
-def test_the_token_stays_with_its_host(server, pull):
-    with serving() as elsewhere:
-        elsewhere.on("/f.txt", whole(TEXT))
-        server.on("/there", moved(elsewhere.url("/f.txt")))
-        server.on("/here.txt", moved("/there"))
-        pull(server.url("/here.txt"), token="s3cret")
-        assert (pull.folder / "here.txt").read_bytes() == TEXT
-        assert [headers.get("Authorization") for _, headers in server.seen] == ["Bearer s3cret"] * 2
-        assert "Authorization" not in elsewhere.seen[0][1]
 
 
 def test_a_stored_gz_stays_one(server, pull):

@@ -3,17 +3,18 @@
 import hashlib
 import json
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import fsspec
 import pytest
+from huggingface_hub import constants
 
+from cuadrilla.data.get import store as store_module
 from cuadrilla.data.get.catalogue import resolve
 from cuadrilla.data.get.download import fetch
-from cuadrilla.data.get.hub import list_parquet
 from cuadrilla.data.prepare import no_progress
 from cuadrilla.errors import ConfigError, DataError, EnvironmentProblem, LinkError
-from tests.web import Answer, Handler, cut, fixed, moved, serving, whole
+from tests.web import Answer, Handler, fixed, moved, serving, whole
 
 TEXT = bytes(range(256)) * 3000
 COMMIT = "c0ffee" * 6 + "abcd"
@@ -33,16 +34,19 @@ def pull(argument: str, folder: Path) -> list[str]:
     return [str((each.folder / each.records[0].name).relative_to(folder)) for each in done]
 
 
+@pytest.mark.parametrize("address", ["hf:ana/corpus", "hf://datasets/ana/corpus/a.parquet"])
 @pytest.mark.parametrize("endpoint", ["http://example.org", "http://localhost.example.org:1"])
-def test_the_hubs_token_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_the_hubs_token_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch, endpoint: str, address: str) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     with pytest.raises(ConfigError, match="unencrypted"):
-        list_parquet("hf:ana/corpus", endpoint=endpoint)
+        resolve(address)
 
 
-def test_a_hub_that_does_not_answer_is_an_error_of_ours() -> None:
-    with pytest.raises(LinkError, match="cannot be listed"):
-        list_parquet("hf:ana/corpus", endpoint="http://127.0.0.1:9")
+def test_a_hub_that_does_not_answer_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(LinkError, match="hf:ana/corpus: "):
+        resolve("hf:ana/corpus")
 
 
 def test_a_store(memory, tmp_path):
@@ -79,6 +83,9 @@ def played(monkeypatch):
     """A hub with one dataset, whose files lie on another server, as the real ones do."""
     monkeypatch.setenv("HF_TOKEN", "hf_prueba")
     with serving() as server, serving() as store:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url(""))
+        path = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url(path))
         yield server, store
 
 
@@ -107,8 +114,6 @@ def listing(files: dict[str, bytes], folder: str) -> Answer:
 
 
 PARQUET = b"PAR1" + TEXT + b"PAR1"
-SPA = [{"split": "train", "path": "data/spa/train/*"}, {"split": "test", "path": ["data/spa/test/*"]}]
-CONFIGS = [{"config_name": "spa", "data_files": SPA}, {"config_name": "por", "data_files": "data/por/*"}]
 
 
 def play(server, store, *, card: object, files: dict[str, bytes]) -> None:
@@ -132,42 +137,48 @@ def play(server, store, *, card: object, files: dict[str, bytes]) -> None:
 def test_a_dataset_of_the_hub(played, tmp_path):
     server, store = played
     path = "data/spa/test/000_00000.parquet"
-    play(server, store, card={"configs": CONFIGS, "license": "odc-by"}, files={path: PARQUET})
-    store.on(f"/{path}", cut(PARQUET, after=1000), whole(PARQUET))
-    (wanted,) = list_parquet("hf:ana/corpus/spa", split="test", revision="v2", endpoint=server.url(""))
+    play(server, store, card={"license": "odc-by"}, files={path: PARQUET, "data/spa/test/run.py": b"evil()"})
+    (wanted,) = resolve("hf:ana/corpus@v2/data/spa/test")
     done = fetch(wanted, to=tmp_path, progress=no_progress)
     (record,) = done.records
-    assert (tmp_path / "corpus-spa-test" / "000_00000.parquet").read_bytes() == PARQUET
-    assert record.revision == COMMIT
+    assert (tmp_path / "000_00000.parquet").read_bytes() == PARQUET
+    assert record.url == f"hf://datasets/ana/corpus@{COMMIT}/{path}"
     assert record.vouched_by == "hub"
     assert record.licence == "odc-by"
-    assert "Signature" not in (done.folder / "SOURCE.json").read_text()
-    assert {headers.get("Authorization") for seen, headers in server.seen} == {"Bearer hf_prueba"}
+    assert {headers.get("Authorization") for _, headers in server.seen} == {"Bearer hf_prueba"}
+    assert store.seen
     assert not any("Authorization" in headers for _, headers in store.seen)  # the token stays at the hub
     store.on(f"/{path}", whole(PARQUET[:-5] + b"xPAR1"))
     with pytest.raises(DataError, match="SHA-256"):
         fetch(wanted, to=tmp_path / "again", progress=no_progress)
 
 
-def test_configurations_and_splits(played):
+def test_folders_of_the_hub(played):
     server, store = played
-    play(server, store, card={"configs": CONFIGS}, files={"data/por/0.parquet": PARQUET})
+    files = {"es/train-0.parquet": PARQUET, "es/train-1.parquet": PARQUET, "corpus.py": b"evil()"}
+    play(server, store, card=None, files=files)
+    found = resolve("hf:ana/corpus/es")
+    assert [(each.name, each.subfolder) for each in found] == [
+        ("train-0.parquet", "corpus-es"),
+        ("train-1.parquet", "corpus-es"),
+    ]
+    for address in ("hf:ana/corpus/pt", "hf:ana/nada"):
+        with pytest.raises(LinkError):
+            resolve(address)
 
-    def listed(text: str, split: str = "") -> list[str]:
-        found = list_parquet(text, split=split, endpoint=server.url(""))
-        return [unquote(each.url.rpartition(COMMIT)[2]) for each in found]
 
-    assert listed("hf:ana/corpus/por") == ["/data/por/0.parquet"]
-    with pytest.raises(ConfigError, match="no configuration 'default'") as caught:
-        listed("hf:ana/corpus")
-    assert "por, spa" in caught.value.hint
-    with pytest.raises(ConfigError, match="no split 'valid'") as caught:
-        listed("hf:ana/corpus/spa", "valid")
-    assert "test, train" in caught.value.hint
-    play(server, store, card=None, files={"es/train-0.parquet": PARQUET, "corpus.py": b"evil()"})
-    assert listed("hf:ana/corpus/es") == ["/es/train-0.parquet"]
-    play(server, store, card=None, files={"corpus.py": b"evil()", "es.jsonl": b"{}"})
-    with pytest.raises(DataError, match="no parquet files"):
-        listed("hf:ana/corpus/es")
-    with pytest.raises(LinkError, match="cannot be listed"):
-        listed("hf:ana/nada")
+def test_a_store_goes_on_where_it_was_cut(memory, tmp_path, monkeypatch):
+    memory.pipe({"/cubo/a.txt": TEXT})
+    monkeypatch.setattr(store_module, "BLOCK_BYTES", 1000)
+
+    def stop(_stage: str, done: int, _total: int) -> None:
+        if done >= 5000:
+            raise KeyboardInterrupt
+
+    (wanted,) = resolve("memory://cubo/a.txt")
+    with pytest.raises(KeyboardInterrupt):
+        fetch(wanted, to=tmp_path, progress=stop)
+    done: list[int] = []
+    fetch(wanted, to=tmp_path, progress=lambda _stage, now, _total: done.append(now))
+    assert done[0] == 6000
+    assert (tmp_path / "a.txt").read_bytes() == TEXT

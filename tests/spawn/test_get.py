@@ -85,7 +85,7 @@ def test_results(server, tmp_path):
         "file": "textos/quijote.txt", "bytes": len(TEXT), "sha256": sha256, "vouched_by": "option",
         "licence": "unknown", "state": "fetched", "folder": "textos", "url": url,
     }  # fmt: skip
-    assert "--revision" in get("--help", cwd=tmp_path).stdout
+    assert "--sha256" in get("--help", cwd=tmp_path).stdout
     again = get(url, "--to", "textos", cwd=tmp_path)
     assert "already there" in again.stdout
     assert "cuadrilla data prepare textos --out data" in again.stderr
@@ -105,7 +105,6 @@ def test_errors(server, tmp_path, monkeypatch):
         (["https://ana:secreto@datos.es/a.txt"], {}, 2),
         ([server.url("/page.txt")], {}, 4),
         ([server.url("/nada.txt")], {}, 5),
-        ([url], {"split": "test"}, 2),
         (["hf:nada"], {}, 2),
         (["textos"], {}, 2),
     ):
@@ -177,6 +176,6 @@ def test_the_hub_at_its_own_variables(tmp_path):
     with serving() as server, serving() as store:
         play(server, store, card={"license": "cc0-1.0"}, files={"es/train-0.parquet": PARQUET})
         environment = {**CLEAN, "HF_ENDPOINT": server.url(""), "HF_HOME": str(tmp_path / "hub")}
-        done = get("hf:ana/corpus/es", "--revision", "v2", cwd=tmp_path, env=environment)
+        done = get("hf:ana/corpus@v2/es", cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "corpus" / "corpus-es-train" / "train-0.parquet").read_bytes() == PARQUET
+        assert (tmp_path / "corpus" / "train-0.parquet").read_bytes() == PARQUET

@@ -22,13 +22,11 @@ def get_command(
         list[str] | None,
         typer.Argument(
             metavar="NAME|ADDRESS",
-            help="Names from the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/CONFIG.",
+            help="Names from the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/FOLDER.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
     sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
-    split: Annotated[str, typer.Option("--split", help="hf: which split (default: train).")] = "",
-    revision: Annotated[str, typer.Option("--revision", help="hf: branch, tag or commit (default: main).")] = "",
     show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
@@ -42,9 +40,7 @@ def get_command(
     from cuadrilla.data.get.catalogue import resolve
     from cuadrilla.data.get.download import fetch
 
-    wanted = [
-        each for name in names for each in resolve(name, sha256=sha256.strip().lower(), split=split, revision=revision)
-    ]
+    wanted = [each for name in names for each in resolve(name, sha256=sha256.strip().lower())]
     try:
         with shown_progress() as progress:
             done = [fetch(each, to=to, progress=progress, report=say) for each in wanted]
@@ -61,17 +57,13 @@ def _show_catalogue() -> None:
     from cuadrilla.data.get.catalogue import CATALOGUE
 
     if options.json:
-        keys = ("name", "what", "address", "licence", "about_bytes", "size", "split", "inside")
+        keys = ("name", "what", "address", "licence", "about_bytes", "size", "inside")
         emit_json([{key: getattr(corpus, key) for key in keys} for corpus in CATALOGUE])
         return
     for corpus in CATALOGUE:
         emit("{name:15}{what}", name=corpus.name, what=corpus.what)
         emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence)
-        emit(
-            "               {address} --split {split}" if corpus.split else "               {address}",
-            address=corpus.address,
-            split=corpus.split,
-        )
+        emit("               {address}", address=corpus.address)
 
 
 def _report(done: "Sequence[Fetched]") -> None:

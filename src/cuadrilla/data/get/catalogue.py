@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuadrilla.data.get import hub
 from cuadrilla.data.get.download import WEB_SCHEMES, DownloadRequest, names_below, safe_name
-from cuadrilla.data.get.store import list_store
+from cuadrilla.data.get.store import HUB, list_store
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 
@@ -28,7 +27,6 @@ class CatalogueEntry:
     licence: str
     about_bytes: int
     """Of the download; of an archive that is made on request the size of its repository."""
-    split: str = ""
     file: str = ""
     inside: str = ""
 
@@ -67,10 +65,9 @@ CATALOGUE = (
     CatalogueEntry(
         name="fineweb2-test",
         what=Message("web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus"),
-        address="hf:HuggingFaceFW/fineweb-2/spa_Latn",
+        address="hf:HuggingFaceFW/fineweb-2/data/spa_Latn/test",
         licence="ODC-By 1.0",
         about_bytes=59_700_000,
-        split="test",
     ),
     CatalogueEntry(
         name="wikipedia-es",
@@ -78,12 +75,11 @@ CATALOGUE = (
         address="hf:wikimedia/wikipedia/20231101.es",
         licence="CC BY-SA, GFDL",
         about_bytes=4_000_000_000,
-        split="train",
     ),
 )
 
 
-def resolve(argument: str, *, sha256: str = "", split: str = "", revision: str = "") -> list[DownloadRequest]:
+def resolve(argument: str, *, sha256: str = "") -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
     Raises ConfigError for what is neither or holds a secret, LinkError if it has to be listed and cannot be.
@@ -95,25 +91,28 @@ def resolve(argument: str, *, sha256: str = "", split: str = "", revision: str =
             "the address holds a password or another secret, which would be recorded with the data",
             hint="use an address without it, or fetch the file by other means and prepare it from there",
         )
-    if address.startswith(hub.PREFIX):
-        split = split or (corpus.split if corpus else "")
-        found = hub.list_parquet(address, split=split, revision=revision, licence=corpus.licence if corpus else "")
-    elif split or revision:
-        hint = "--split and --revision are for hf:OWNER/NAME"
-        raise ConfigError("{name} has no splits or revisions", name=argument, hint=hint)
-    elif address.startswith(WEB_SCHEMES):
+    if address.startswith(WEB_SCHEMES):
         found = [DownloadRequest(url=address)]
         if corpus:
-            found = [replace(found[0], name=corpus.file, licence=corpus.licence, inside=corpus.inside)]
-    elif "://" in address:
-        names = names_below(list_store(address))
-        subfolder = safe_name(address.rstrip("/")) if len(names) > 1 else ""
-        found = [DownloadRequest(url=url, name=name, subfolder=subfolder) for url, name in names.items()]
+            found = [replace(found[0], name=corpus.file, inside=corpus.inside)]
+    elif "://" in address or address.startswith(HUB):
+        found = _of_store(address)
     else:
         raise _unknown(argument)
     if corpus:
-        found = [replace(each, subfolder=corpus.name) for each in found]
+        found = [replace(each, subfolder=corpus.name, licence=corpus.licence) for each in found]
     return _with_hash(argument, found, sha256) if sha256 else found
+
+
+def _of_store(address: str) -> list[DownloadRequest]:
+    hashes, licence = list_store(address)
+    names = names_below(hashes)
+    place = address.partition("/")[2].replace("/", "-") if address.startswith(HUB) else address.rstrip("/")
+    subfolder = safe_name(place) if len(names) > 1 else ""
+    return [
+        DownloadRequest(url=url, name=name, subfolder=subfolder, licence=licence, sha256=hashes[url], vouched_by="hub")
+        for url, name in names.items()
+    ]
 
 
 def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> list[DownloadRequest]:

@@ -45,10 +45,8 @@ class DownloadRequest:
     licence: str = UNKNOWN
     sha256: str = ""
     vouched_by: str = "option"
-    revision: str = ""
     inside: str = ""
     """The folder in a zip archive of which the files are wanted; empty to keep the file as it is."""
-    token: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +78,9 @@ def fetch(
         part = Part(folder, url=wanted.url)
         try:
             if wanted.url.startswith(WEB_SCHEMES):
-                name = web.receive(wanted.url, part, token=wanted.token, progress=progress, report=report)
+                name = web.receive(wanted.url, part, progress=progress, report=report)
             else:
-                name = copy_from_store(wanted.url, part.path, progress=progress)
+                name = copy_from_store(wanted.url, part, progress=progress)
             rows = _settle(wanted, part.path, records, folder=folder, name=safe_name(wanted.name or name))
         except BaseException as failure:
             if isinstance(failure, DataError) or not part.validator:  # it is wrong, or cannot be gone on from
@@ -114,7 +112,6 @@ def _settle(
                 sha256=file_sha256(path) if wanted.inside else sha256,
                 vouched_by=wanted.vouched_by if wanted.sha256 else FIRST_USE,
                 date=date,
-                revision=wanted.revision,
             )
             if not wanted.sha256:
                 hint = Message(

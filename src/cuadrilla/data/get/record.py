@@ -33,7 +33,6 @@ class DownloadRecord:
     """`option`, `hub`: who knew the hash beforehand; `first use`: nobody did."""
     date: str
     """UTC, ISO 8601."""
-    revision: str = ""
 
 
 class Records:

@@ -7,13 +7,11 @@ still the same file. Certificates are verified by what the system trusts (a comp
 
 import hashlib
 import os
-import re
 import ssl
 from collections.abc import Callable
 from email.message import Message as Header
 from pathlib import Path
 from time import sleep
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import httpx2 as httpx
@@ -25,20 +23,11 @@ from cuadrilla.version import __version__
 
 MAX_TRIES = 6
 """In a row, without a byte."""
-MAX_WAIT_SECONDS = 120.0
 SILENCE_SECONDS = 30.0
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all or 0)."""
-
-
-class PassingError(LinkError):
-    """A failure that may be gone at the next try, after so many seconds."""
-
-    def __init__(self, message: str, /, *, wait_seconds: float = 0.0, **fields: Any) -> None:
-        super().__init__(message, hint="check this machine's network, then run the same command again", **fields)
-        self.wait_seconds = wait_seconds
 
 
 class Part:
@@ -65,64 +54,51 @@ class Part:
         self._tag.unlink(missing_ok=True)
 
 
-def receive(
-    url: str, part: Part, *, token: str = "", progress: Progress, report: Callable[[str], object] = lambda _text: None
-) -> str:
-    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError.
-
-    `token` goes to the address's own host only, as a bearer token.
-    """
+def receive(url: str, part: Part, *, progress: Progress, report: Callable[[str], object]) -> str:
+    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError."""
     tries = 0
     while True:
         before = part.num_bytes
         try:
-            return _try(url, part, token=token, progress=progress)
-        except PassingError as problem:
+            return _try(url, part, progress=progress)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            reason = str(error) or type(error).__name__
             tries = 1 if part.num_bytes > before else tries + 1
-            if tries == MAX_TRIES:
+            is_new = isinstance(error, httpx.ConnectError) and not before
+            may_pass = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
+            if is_new or not may_pass or tries == MAX_TRIES:
                 raise LinkError(
-                    "{url}: {problem} ({tries} tries in a row)",
+                    "{url}: {reason}",
                     url=url,
-                    problem=problem.message,
-                    tries=tries,
-                    hint="what has arrived is kept if the server can resume; run the same command later",
-                ) from problem
-            wait = max(min(problem.wait_seconds, MAX_WAIT_SECONDS), 2.0 ** (tries - 1))
-            report(Message("{problem}; trying again in {wait:.0f} s", problem=problem.message, wait=wait))
-            sleep(wait)
+                    reason=reason,
+                    hint="check the address and this machine's network (behind a company proxy, set SSL_CERT_FILE), "
+                    "and run the same command again: what has arrived is kept if the server can resume",
+                ) from error
+        report(Message("{reason}; trying again in {wait:.0f} s", reason=reason, wait=2.0**tries))
+        sleep(2.0**tries)
 
 
-def _try(url: str, part: Part, *, token: str, progress: Progress) -> str:
+def _try(url: str, part: Part, *, progress: Progress) -> str:
     start = part.num_bytes
     headers = {"User-Agent": f"cuadrilla/{__version__}", "Accept-Encoding": "identity"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     if start:
         headers |= {"Range": f"bytes={start}-", "If-Range": part.validator}
-    try:
-        with (
-            httpx.Client(verify=ssl.create_default_context(), timeout=SILENCE_SECONDS) as client,
-            client.stream("GET", url, headers=headers, follow_redirects=True) as response,
-        ):
-            _pour(response, part, start=start, progress=progress)
-            return _name(response)
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        reason = str(error) or type(error).__name__
-        is_new = isinstance(error, httpx.ConnectError) and not start
-        if is_new or not isinstance(error, httpx.TransportError) or isinstance(error, httpx.UnsupportedProtocol):
-            hint = "check the address and this machine's network; behind a company proxy, set SSL_CERT_FILE"
-            raise LinkError("{url}: {reason}", url=url, reason=reason, hint=hint) from error
-        raise PassingError("the connection broke: {reason}", reason=reason) from error
+    with (
+        httpx.Client(verify=ssl.create_default_context(), timeout=SILENCE_SECONDS) as client,
+        client.stream("GET", url, headers=headers, follow_redirects=True) as response,
+    ):
+        _pour(response, part, start=start, progress=progress)
+        return _name(response)
 
 
 def _pour(response: httpx.Response, part: Part, *, start: int, progress: Progress) -> None:
-    """What this answer brings, into the part. Raises PassingError if that does not continue it."""
+    """What this answer brings, into the part. Raises TransportError if that does not continue it."""
     validator = _validator(response.headers)
     if response.status_code in (206, 416) and start:
         goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if not goes_on or validator not in ("", part.validator):
             part.discard()
-            raise PassingError("the file has changed")
+            raise httpx.ReadError("the file has changed")
     elif response.status_code == 200:
         if response.headers.get("Content-Type", "").startswith("text/html") and not _name(response).endswith("html"):
             raise DataError(
@@ -146,16 +122,14 @@ def _pour(response: httpx.Response, part: Part, *, start: int, progress: Progres
             os.fsync(file.fileno())
 
 
-def _refusal(response: httpx.Response) -> LinkError:
-    code, host = response.status_code, response.url.host
+def _refusal(response: httpx.Response) -> Exception:
+    code = response.status_code
     status = f"{code} {response.reason_phrase}".strip()
     if code in _PASSING_STATUS:
-        after = response.headers.get("Retry-After", "")
-        wait = float(after) if re.fullmatch("[0-9]{1,9}", after) else 0.0
-        return PassingError("{host} answers {status}", host=host, status=status, wait_seconds=wait)
+        return httpx.ReadError(f"{response.url.host} answers {status}")
     hint = "check the address; `cuadrilla data get --list` shows known corpora"
     if code in (401, 403):
-        hint = "it needs an account, or its licence must be accepted; for the hub: `hf auth login`"
+        hint = "it needs an account, or its licence must be accepted"
     return LinkError("{url}: {status}", url=response.url, status=status, hint=hint)
 
 
