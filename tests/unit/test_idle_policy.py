@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cuadrilla.crew.idle_policy import QUIET_SECONDS, IdlePolicy, OwnerRules, Surroundings, why_wait
+from cuadrilla.crew import idle_policy as module
+from cuadrilla.crew.idle_policy import QUIET_SECONDS, IdlePolicy, OwnerRules
 from cuadrilla.home import Home
 from cuadrilla.host.gpus import CardUse
 
@@ -21,31 +22,61 @@ ALL = OwnerRules(while_idle=True, on_power=True)
 GAME = 2**22 + 7
 
 
-def seen(
-    *,
-    paused: bool = False,
-    battery: bool | None = False,
-    used: float | None = 0.0,
-    quiet: float = 1e9,
-) -> Surroundings:
-    return Surroundings(paused=paused, on_battery=battery, used=used, quiet_seconds=quiet)
+class Cards:
+    """What the driver is to say at each look; the last answer stays."""
+
+    def __init__(self, *uses: CardUse) -> None:
+        self.answers, self.closed = list(uses), 0
+
+    def uses(self) -> tuple[CardUse, ...]:
+        return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0],)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
-def test_work_goes_on_unless_something_is_in_its_way() -> None:
-    assert why_wait(ALL, seen(), waits=False) is None
-    assert why_wait(ALL, seen(battery=None, used=None), waits=True) is None
-    assert "paused" in str(why_wait(OwnerRules(), seen(paused=True), waits=False))
-    assert why_wait(ALL, seen(battery=True), waits=False) == "on battery"
-    assert why_wait(ALL, seen(used=0.5), waits=False) == "the machine is being used"
-    assert why_wait(OwnerRules(), seen(battery=True, used=1.0), waits=False) is None
+def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:
+    made = IdlePolicy(OwnerRules(while_idle=True), home=home, gpus=cards, **options)  # type: ignore[arg-type]
+    made._told_apart = True
+    made._others = lambda: 0.0  # type: ignore[method-assign]  # the processors of whoever runs the tests
+    return made
 
 
-def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on() -> None:
-    little = seen(used=0.2, quiet=0)
-    assert why_wait(ALL, little, waits=False) is None
-    assert why_wait(ALL, little, waits=True) == "the machine is being used"
-    assert why_wait(ALL, seen(quiet=QUIET_SECONDS - 1), waits=True)
-    assert why_wait(ALL, seen(quiet=QUIET_SECONDS), waits=True) is None
+@pytest.mark.parametrize(
+    ("rules", "battery", "used", "working", "reason"),
+    [
+        (ALL, False, 0.0, True, None),
+        (ALL, None, None, False, None),
+        (ALL, True, 0.0, True, "on battery"),
+        (ALL, False, 0.5, True, "the machine is being used"),
+        (ALL, False, 0.2, True, None),
+        (ALL, False, 0.2, False, "the machine is being used"),
+        (OwnerRules(), True, 1.0, True, None),
+    ],
+)
+def test_work_goes_on_unless_something_is_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: OwnerRules, battery: bool | None, used: float | None,
+    working: bool, reason: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "read_battery", lambda: (None, battery))
+    policy = policy_with(Cards(CardUse()), Home(tmp_path / "home"))
+    policy.rules, policy._others = rules, lambda: used  # type: ignore[method-assign]
+    assert policy.why_wait(working=working) == reason
+
+
+def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, now = policy_with(Cards(CardUse()), Home(tmp_path / "home")), 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    assert policy.why_wait(working=False) is None
+    policy._others = lambda: 0.5  # type: ignore[method-assign]
+    assert policy.why_wait(working=True)
+    policy._others = lambda: 0.0  # type: ignore[method-assign]
+    now += QUIET_SECONDS - 1
+    assert policy.why_wait(working=False)
+    now += 1
+    assert policy.why_wait(working=False) is None
 
 
 def test_a_pause_of_this_machine_and_of_nodes_are_two_things(tmp_path: Path) -> None:
@@ -84,26 +115,6 @@ print(psutil.Process().nice() - before)
     assert int(done.stdout) != 0
 
 
-class Cards:
-    """What the driver is to say at each look; the last answer stays."""
-
-    def __init__(self, *uses: CardUse) -> None:
-        self.answers, self.closed = list(uses), 0
-
-    def uses(self) -> tuple[CardUse, ...]:
-        return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0],)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:
-    made = IdlePolicy(OwnerRules(while_idle=True), home=home, gpus=cards, **options)  # type: ignore[arg-type]
-    made._told_apart = True
-    made._others = lambda: 0.0  # type: ignore[method-assign]  # the processors of whoever runs the tests
-    return made
-
-
 def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuadrilla.crew.idle_policy.LOOK_SECONDS", 0.01)
     monkeypatch.setattr("cuadrilla.crew.idle_policy.QUIET_SECONDS", 0.05)
@@ -119,39 +130,21 @@ def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch
     assert cards.answers == [CardUse(busy=0.0, users={})]
 
 
-def test_a_gpu_that_tells_no_programs_apart_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
     """It may be all our own work: that must not keep us from it. Before work begins it is others'."""
-    monkeypatch.setattr("cuadrilla.crew.idle_policy.LOOK_SECONDS", 0.01)
-    cards = Cards(CardUse(busy=1.0))
-    idle_policy = policy_with(cards, Home(tmp_path / "home"))
-    with caplog.at_level("INFO"):
-        for _ in range(3):
-            assert why_wait(idle_policy.rules, idle_policy._look(works=True), waits=False) is None
-    assert [record.getMessage() for record in caplog.records if "GPU" in record.getMessage()] == [
-        "--while-idle: which programs use the GPU is not told here, so that it does not count while this one works"
-    ]
-    assert why_wait(idle_policy.rules, idle_policy._look(works=False), waits=True) == "the machine is being used"
-    several = policy_with(cards, Home(tmp_path / "home"), root=os.getppid())
-    assert why_wait(several.rules, several._look(works=False), waits=True) is None  # another worker's, perhaps
+    cards, home = Cards(CardUse(busy=1.0)), Home(tmp_path / "home")
+    assert policy_with(cards, home).why_wait(working=True) is None
+    assert policy_with(cards, home).why_wait(working=False) == "the machine is being used"
+    assert policy_with(cards, home, root=os.getppid()).why_wait(working=False) is None  # another worker's, perhaps
 
 
-@pytest.mark.parametrize(("processor", "gpu", "used"), [(0.5, 0.1, 0.5), (0.1, 0.5, 0.5), (None, 0.5, 0.5)])
+@pytest.mark.parametrize(("processor", "gpu"), [(0.5, 0.1), (0.1, 0.5), (None, 0.5)])
 def test_a_gpu_that_others_use_counts_as_the_processor_does(
-    tmp_path: Path, processor: float | None, gpu: float, used: float
+    tmp_path: Path, processor: float | None, gpu: float
 ) -> None:
     policy = policy_with(Cards(CardUse(busy=gpu, users={GAME: gpu})), Home(tmp_path / "home"))
     policy._others = lambda: processor  # type: ignore[method-assign]
-    assert policy._look(works=True).used == used
-    policy.rules = OwnerRules()
-    assert policy._look(works=True).used is None
-
-
-def test_what_cannot_be_measured_keeps_nobody_from_work(tmp_path: Path) -> None:
-    nothing = policy_with(Cards(CardUse()), Home(tmp_path / "home"))
-    nothing._others = lambda: None  # type: ignore[method-assign]
-    assert why_wait(nothing.rules, nothing._look(works=False), waits=True) is None
+    assert policy.why_wait(working=True) == "the machine is being used"
 
 
 def test_nice_work_of_ours_is_counted_once() -> None:

@@ -2,9 +2,9 @@
 
 Invariants
 * A worker that waits has left the crew in order: its units go to others at once, and it joins again afterwards.
-* `why_wait` is pure. It turns slowly: a machine that is used must be quiet for `QUIET_SECONDS` before work goes on.
+* It turns slowly: a machine that is used must be quiet for `QUIET_SECONDS` before work goes on.
 * What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) keeps nobody from
-  working; of a GPU it is said once.
+  working.
 """
 
 import logging
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import psutil
 
@@ -28,9 +29,10 @@ BUSY_PART, QUIET_PART = 0.3, 0.15
 """Of the processor or of a GPU, that other programs use."""
 QUIET_SECONDS = 30.0
 LOOK_SECONDS = 2.0
+NOT_BUSY = ("idle", "iowait", "guest", "nice")
+"""Of the processors' times: guests are counted as users, too, and whoever is nice is in nobody's way."""
 LOW_PRIORITY = 10
 """Of `nice`: programs of usual priority get nine times as much of a core."""
-
 
 log = logging.getLogger(__name__)
 
@@ -49,31 +51,6 @@ class OwnerRules:
         return [f"--{name.replace('_', '-')}" for name, wanted in asdict(self).items() if wanted]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a machine's owner does with it. `used`: part of the processor or of a GPU, of what other programs use most;
-    None: not known. `quiet_seconds`: for how long that has been little.
-    """
-
-    paused: bool
-    on_battery: bool | None
-    used: float | None
-    quiet_seconds: float
-
-
-def why_wait(rules: OwnerRules, seen: Surroundings, *, waits: bool) -> Message | None:
-    """Why not to work now; None where nothing is in its way. `waits`: it does not work at the moment."""
-    if seen.paused:
-        return Message("paused: cuadrilla pause --off")
-    if rules.on_power and seen.on_battery:
-        return Message("on battery")
-    if rules.while_idle and seen.used is not None:
-        is_used = seen.quiet_seconds < QUIET_SECONDS if waits else seen.used > BUSY_PART
-        if is_used:
-            return Message("the machine is being used")
-    return None
-
-
 class IdlePolicy:
     """Looks around for one worker process. `root`: its process and its children are no others."""
 
@@ -81,10 +58,8 @@ class IdlePolicy:
         self.rules, self._home = rules, home
         self._root = root or os.getpid()
         self._last: tuple[float, float, float] | None = None  # when, seconds of all, of ours
-        self._quiet_since = float("-inf")  # a machine is quiet until it was seen to be used
+        self._used_at = float("-inf")  # a machine is quiet until it was seen to be used
         self._gpus = gpus or Gpus()
-        self._told_apart: bool | None = None
-        self._told_of_gpus = False
 
     def close(self) -> None:
         """From any thread: whoever looks at a GPU just now goes on at once."""
@@ -93,7 +68,7 @@ class IdlePolicy:
     def wait_until_idle(self, *, unless: threading.Event | None = None) -> float:
         """Says once why it waits; the seconds that it took. With `unless` set it ends at once."""
         told, began = "", time.monotonic()
-        while (reason := why_wait(self.rules, self._look(works=False), waits=True)) is not None:
+        while (reason := self.why_wait(working=False)) is not None:
             if unless is not None and unless.is_set():
                 return time.monotonic() - began
             if reason != told:
@@ -111,7 +86,7 @@ class IdlePolicy:
 
         def watch() -> None:
             while not ended.wait(LOOK_SECONDS):
-                if (reason := why_wait(self.rules, self._look(works=True), waits=False)) is not None:
+                if (reason := self.why_wait(working=True)) is not None:
                     leave(reason)
                     return
 
@@ -124,39 +99,36 @@ class IdlePolicy:
             self.close()  # a driver that hangs is not waited for
             thread.join()
 
-    def _look(self, *, works: bool) -> Surroundings:
-        parts = (self._others(), self._gpu_others(works=works)) if self.rules.while_idle else ()
-        used, now = max((part for part in parts if part is not None), default=None), time.monotonic()
-        if used is None:
-            self._quiet_since = float("-inf")
-        else:
-            self._quiet_since = float("inf") if used > QUIET_PART else min(self._quiet_since, now)
-        return Surroundings(
-            paused=self._home.is_paused,
-            on_battery=read_battery()[1] if self.rules.on_power else None,
-            used=used,
-            quiet_seconds=max(0.0, now - self._quiet_since),
-        )
+    def why_wait(self, *, working: bool) -> Message | None:
+        """Why not to work now; None where nothing is in its way. `working`: whether this process works now."""
+        if self._home.is_paused:
+            return Message("paused: cuadrilla pause --off")
+        if self.rules.on_power and read_battery()[1]:
+            return Message("on battery")
+        if self.rules.while_idle and self._is_used(working=working):
+            return Message("the machine is being used")
+        return None
 
-    def _gpu_others(self, *, works: bool) -> float | None:
+    def _is_used(self, *, working: bool) -> bool:
+        parts = (self._others(), self._gpu_others(working=working))
+        used, now = max((part for part in parts if part is not None), default=0.0), time.monotonic()
+        if used > QUIET_PART:
+            self._used_at = now
+        return used > BUSY_PART if working else now - self._used_at < QUIET_SECONDS
+
+    def _gpu_others(self, *, working: bool) -> float | None:
         """Part of the GPU that other programs use most. While this one works it counts only what is known to be
         theirs; before that, all that the GPU does, unless it may be work of ours in another process.
         """
         cards = self._gpus.uses()
         if not cards:
             return None
-        if self._told_apart is None:
-            self._told_apart = not read_facts().container  # there the numbers of processes are its host's
-        alone, ours = not works and self._root == os.getpid(), {process.pid for process in self._own()}
-        found = others_on(cards, ours=ours, told_apart=self._told_apart, all_are_others=alone)
-        if works and found is None and not self._told_of_gpus:
-            self._told_of_gpus = True
-            log.info(
-                "--while-idle: which programs use the GPU is not told here, so that it does not count while this one "
-                "works",
-                extra=TALK,
-            )
-        return found
+        ours, alone = {process.pid for process in self._own()}, not working and self._root == os.getpid()
+        return others_on(cards, ours=ours, told_apart=self._told_apart, all_are_others=alone)
+
+    @cached_property
+    def _told_apart(self) -> bool:
+        return not read_facts().container  # where processes have their host's numbers
 
     def _own(self) -> list[psutil.Process]:
         """The root and what it has started."""
@@ -169,9 +141,8 @@ class IdlePolicy:
         """Part of all cores since the last look."""
         try:
             times, now = psutil.cpu_times(), time.monotonic()
-            busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-            busy -= getattr(times, "nice", 0.0)  # whoever is nice is in nobody's way
-            ours = self._own_seconds()
+            idle = sum(getattr(times, name, 0.0) for name in NOT_BUSY)
+            busy, ours = sum(times) - idle, self._own_seconds()
         except PSUTIL_ERRORS:
             return None
         last, self._last = self._last, (now, busy, ours)
