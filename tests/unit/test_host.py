@@ -15,7 +15,6 @@ from cuadrilla.host.devices import (
     visible_cards,
 )
 from cuadrilla.host.facts import Facts, parse_container, parse_cpuinfo, parse_os_release, parse_wsl, read_facts
-from cuadrilla.host.memory import num_killed_for_memory, parse_oom_kills
 from cuadrilla.host.probe import ProbeAnswer, describe_exit, parse_rows
 
 pytestmark = pytest.mark.unit
@@ -288,9 +287,3 @@ class TestProbe:
         assert describe_exit(0xC0000005, garbage=[]) == "failed with exit code 0xC0000005"
         assert describe_exit(0, garbage=["hola"]) == "gave an answer that cannot be read: 'hola'"
         assert describe_exit(0, garbage=[]) == "gave no complete answer"
-
-
-def test_the_kernels_count_of_processes_killed_for_memory():
-    assert parse_oom_kills("nr_free_pages 5\noom_kill 3\nnuma_hit 7\n") == 3
-    assert parse_oom_kills("nr_free_pages 5\n") == 0  # an old kernel
-    assert num_killed_for_memory() >= 0

@@ -163,7 +163,3 @@ def test_nice_work_of_ours_is_counted_once() -> None:
             assert idle_policy._own_seconds() <= process.cpu_times().system + 0.05
         finally:
             nice.kill()
-
-
-def test_what_an_owner_asks_reaches_other_processes() -> None:
-    assert OwnerRules(while_idle=True, low_priority=True).options == ["--while-idle", "--low-priority"]

@@ -4,11 +4,13 @@ An invite is read from a hidden prompt, from standard input or from a file, neve
 by everybody on a machine.
 """
 
+import json
 import os
 import platform
 import signal
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from getpass import getpass
 from pathlib import Path
@@ -282,22 +284,10 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     return reason
 
 
-def work(
-    name: Annotated[str, typer.Argument()],
-    crew: Annotated[Path, typer.Option()],
-    address: Annotated[str, typer.Option()] = "",
-    run: Annotated[Path | None, typer.Option()] = None,
-    device: Annotated[str, typer.Option()] = "",
-    threads: Annotated[int, typer.Option()] = 0,
-    speed: Annotated[float, typer.Option()] = 1.0,
-    link: Annotated[str, typer.Option()] = "",
-    while_idle: WhileIdle = False,
-    on_power: OnPower = False,
-    low_priority: LowPriority = False,
-) -> None:
+def work(name: Annotated[str, typer.Argument()], told: Annotated[str, typer.Argument()]) -> None:
     """Work with one device for the coordinator, or the `join`, that started this process; ends with it.
 
-    `crew`: the folder of its token. `run`: at the coordinator of this machine, whose address is given then.
+    `told`: as `worker_command` has it. At the coordinator of this machine `run` and its address are in it.
     """
     keep_answer_apart()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the parent decides
@@ -309,20 +299,19 @@ def work(
     from cuadrilla.link.practice import parse_shape
     from cuadrilla.plan.devices import Use
 
-    home, shape = Home.of_user(), parse_shape(link, speed=speed)
-    joined = next((each for each in home.joined() if each.folder == crew), None)  # its address may have changed
-    rules = rules_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
-    if run is not None:
-        node = Node(home=home, crew=Joined(folder=crew, address=address, name=name), run=RunDir(run))
-        set_up_logging(RunDir(run).logs, worker=name)
-    elif joined is None:
-        raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
-    else:
-        policy = IdlePolicy(rules, home=home, root=os.getppid())
-        node = Node(home=home, crew=joined, report=partial(_say_of, name), idle_policy=policy)
-        set_up_logging(None, worker=f"{node.crew.name}/{name}", verbose=options.debug)
-    use = Use(name="" if run else name, device=device, threads=threads)
-    emit(run_worker(node, use, shape=shape))
+    home, work = Home.of_user(), json.loads(told)
+    folder, use = Path(work["crew"]), Use(name="", device=work["device"], threads=work["threads"])
+    if "run" in work:
+        run, shape = RunDir(Path(work["run"])), parse_shape(work["link"], speed=work["speed"])
+        set_up_logging(run.logs, worker=name)
+        node = Node(home=home, crew=Joined(folder=folder, address=work["address"], name=name), run=run)
+        emit(run_worker(node, use, shape=shape))
+        return
+    crew = next(each for each in home.joined() if each.folder == folder)  # its address may have changed
+    set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
+    policy = IdlePolicy(rules_of(**work["rules"]), home=home, root=os.getppid())
+    node = Node(home=home, crew=crew, report=partial(_say_of, name), idle_policy=policy)
+    emit(run_worker(node, replace(use, name=name)))
 
 
 def _say_of(device: str, line: str) -> None:

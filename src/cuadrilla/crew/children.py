@@ -22,7 +22,6 @@ from contextlib import suppress
 from typing import IO
 
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
-from cuadrilla.host.memory import num_killed_for_memory
 from cuadrilla.messages import Message
 
 MAX_DEATHS = 3
@@ -30,10 +29,6 @@ STEADY_SECONDS = 600.0
 """A worker that lives for so long makes progress."""
 FINISH_SECONDS, END_SECONDS = 10.0, 5.0
 """A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
-KILLED_FOR_MEMORY = (
-    "{reason}, and the kernel has killed processes for lack of memory: "
-    "use a smaller model, smaller units or more memory"
-)
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +71,6 @@ class Children:
 
     def __init__(self, *, died: Callable[[str, Message], None] = lambda _name, _reason: None) -> None:
         self._died = died
-        self._killed_for_memory = num_killed_for_memory()
         self._programs: dict[str, tuple[Callable[[], subprocess.Popen[str]], Callable[[int], bool]]] = {}
         self._answers: dict[str, IO[bytes]] = {}
         self.alive: dict[str, subprocess.Popen[str]] = {}
@@ -112,17 +106,12 @@ class Children:
     def poll(self) -> dict[str, int]:
         """Notice who has ended, and what it said last; restart. Exit codes by name, or minus the signal."""
         ended = {name: process for name, process in self.alive.items() if process.poll() is not None}
-        killed = [name for name, process in ended.items() if process.returncode == -signal.SIGKILL]
-        short = bool(killed) and self._memory_ran_out()
         for name, process in ended.items():
             del self.alive[name]
             _cut_off(process)
             self.last_words[name] = said = self._answer(name)
             if process.returncode:
-                reason = reason_of(said, process.returncode)
-                if short and name in killed:
-                    reason = Message(KILLED_FOR_MEMORY, reason=reason)
-                self._died(name, reason)
+                self._died(name, reason_of(said, process.returncode))
             run, again = self._programs[name]
             if process.returncode < 0 and again(-process.returncode):
                 log.warning("%s is being restarted", name)
@@ -136,11 +125,6 @@ class Children:
         with self._answers.pop(name) as file:
             file.seek(0)
             return file.read().decode(errors="replace")
-
-    def _memory_ran_out(self) -> bool:
-        """A process that the kernel kills for memory ends like any other that is killed; only a counter tells."""
-        before, self._killed_for_memory = self._killed_for_memory, num_killed_for_memory()
-        return self._killed_for_memory != before
 
     def failure(self) -> CuadrillaError:
         """Why there is no worker left: the error of the last one that could still say it."""
@@ -188,5 +172,6 @@ def reason_of(said: str, returncode: int) -> Message:
     if words := _parse(said):
         return Message("{error} (exit code {code})", error=words["error"], code=returncode)
     if returncode < 0:
-        return Message("signal {number} ({name})", number=-returncode, name=str(signal.strsignal(-returncode)))
+        text = "signal {number} ({name}): was there enough memory?" if returncode == -9 else "signal {number} ({name})"
+        return Message(text, number=-returncode, name=str(signal.strsignal(-returncode)))
     return Message("exit code {code}", code=returncode)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 import psutil
@@ -44,11 +44,6 @@ class OwnerRules:
     while_idle: bool = False
     on_power: bool = False
     low_priority: bool = False
-
-    @property
-    def options(self) -> list[str]:
-        """For the processes that `join` starts."""
-        return [f"--{name.replace('_', '-')}" for name, wanted in asdict(self).items() if wanted]
 
 
 class IdlePolicy:

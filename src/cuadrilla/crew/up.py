@@ -161,7 +161,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
         name = f"{'here' if crew.home is not None else 'worker'}-{number}"
         identity, folder = crew.server.admit(name), private / name
         save_node(folder, token=identity.token, certificate=identity.certificate)
-        more = ["--address", here, "--run", str(run.path), "--speed", str(speed), "--link", engine.link]
-        command = worker_command(name, use, crew=folder, more=more)
+        work = {"address": here, "run": str(run.path), "speed": speed, "link": engine.link}
+        command = worker_command(name, use, crew=folder, **work)
         with storage_errors(run.logs), open(run.logs / f"{name}.txt", "ab") as talk:
             children.start(name, command, environment=use.environment, stderr=talk)

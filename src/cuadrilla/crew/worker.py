@@ -5,15 +5,16 @@ with growing pauses, and joins anew; its model and its data stay loaded. It dial
 the coordinator has told of in turn: one of them may have been promoted.
 """
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import require_work
@@ -246,7 +247,7 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     done = ""
     try:
         for use in uses:
-            command = worker_command(use.name, use, crew=node.crew.folder, more=node.idle_policy.rules.options)
+            command = worker_command(use.name, use, crew=node.crew.folder, rules=asdict(node.idle_policy.rules))
             children.start(use.name, command, environment=use.environment, again=Deaths().allow)
         while children.alive:
             time.sleep(POLL_SECONDS)
@@ -259,7 +260,7 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     return Message(done)
 
 
-def worker_command(name: str, use: Use, *, crew: Path, more: Sequence[str]) -> list[str]:
-    """Of a worker process; `crew`: the folder with its token, which is no argument."""
-    device = ("--crew", str(crew), "--device", use.device, "--threads", str(use.threads))
-    return cuadrilla_command("--json", "work", name, *device, *more)
+def worker_command(name: str, use: Use, *, crew: Path, **more: Any) -> list[str]:
+    """Of a worker process (`cli/crew.py`, work); `crew`: the folder with its token, which is no argument."""
+    told = {"crew": str(crew), "device": use.device, "threads": use.threads, **more}
+    return cuadrilla_command("--json", "work", name, json.dumps(told))
