@@ -40,7 +40,6 @@ class Home:
         self.nodes = self.crew / "nodes.json"
         self.open_file = self.crew / "open.json"
         self.invites = self.crew / "invites"
-        self.standbys_file = self.crew / "standbys.json"  # where this crew's standbys would coordinate: name → address
         self.cache = path / "cache"
         self.jobs = path / "jobs"  # runs that this machine trains for others, for as long as it does
         self.queue = path / "queue"  # runs that wait for a machine of this machine's crew

@@ -76,9 +76,6 @@ def up(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Coordinate even if a standby has taken over the crew.")
-    ] = False,
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
@@ -93,8 +90,6 @@ def up(
     def opened(crew: "OpenCrew") -> None:
         show_opened(home, crew, folder=folder.path, dialled=dialled, uses=uses)
 
-    if not options.supervised and not force:
-        refuse_if_promoted(home)
     under_a_parent(folder, listen=str(listens))
     from cuadrilla.crew.up import Opening
 
@@ -124,21 +119,6 @@ def show_opened(home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, use
     )
     _show_reachability(listens=crew.address, dialled=dialled)
     _show_invite(home, uses=uses)
-
-
-def refuse_if_promoted(home: Home) -> None:
-    """Two coordinators would train two models. Raises LinkError."""
-    for address in read_object(home.standbys_file).get("addresses", {}).values():
-        from cuadrilla.crew.standby import is_there  # loads torch, which the parent does without
-        from cuadrilla.link.identity import open_coordinator
-
-        if is_there(address, certificate=open_coordinator(home.crew).certificate):
-            raise LinkError(
-                "a standby has taken over this crew and coordinates it at {address}",
-                address=address,
-                hint="work for it: get an invite there, then `cuadrilla join --new` here; or, to continue here "
-                "anyway, stop it there and add --force",
-            )
 
 
 def _show_reachability(*, listens: str, dialled: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.crew import refuse_if_promoted, show_opened
+from cuadrilla.cli.crew import show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import ConfigError, LinkError
@@ -125,7 +125,6 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     set_up_logging(None, verbose=options.debug)
     make_private(home.crew)
     make_private(folder)
-    refuse_if_promoted(home)
     purpose = Message("coordinating machines")
     with (
         FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites

@@ -55,11 +55,8 @@ def standby(
 
 def promote(
     address: Address = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Promote even if the old coordinator may still be running.")
-    ] = False,
     wait: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long to ask the old coordinator: it may be restarting.")
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to ask the old coordinator: it may be restarting.")
     ] = SURELY_GONE_SECONDS,
 ) -> None:
     """Coordinate the crew from this standby, because the old coordinator's machine is gone for good."""
@@ -77,8 +74,7 @@ def promote(
             "this machine is not a standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
         )
     with FolderLock(folder / "lock", purpose=FOLLOWING):
-        if not force:
-            check_gone(crew, seconds=wait, report=say)
+        check_gone(crew, seconds=wait, report=say)
         version = take_over(home, crew)
     announced = int(known["announced"])
     lost = max(0, announced - version)

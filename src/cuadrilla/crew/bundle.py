@@ -84,22 +84,19 @@ def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
 
 def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
     """`offer` for a machine that trains the run alone, with the weights that the run begins with. `goes_on`: from a
-    checkpoint, so that they may have gone.
-
-    Raises CheckpointError.
+    checkpoint, so that they may have gone. Raises CheckpointError.
     """
+    without = offer(config, folder)
     if not config.model.init:
-        return offer(config, folder)
+        return without
     begins_from = folder / config.model.init
     held = weights.weights_of(begins_from)
     if not held.is_file() and not goes_on:
-        raise CheckpointError(
-            "{path} does not exist", path=held, hint="name a folder with config.json and model.safetensors"
-        )
-    parts = weights.files_of(held) if held.is_file() else []
-    files = [begins_from / "config.json", begins_from / TOKENIZER, held, *parts]
-    where, without = RunDir(folder).initial.name, offer(config, folder)
-    found = {f"{where}/{path.name}": (path, _sha256(path)) for path in files if path.is_file()}
+        hint = "name a folder with config.json and model.safetensors"
+        raise CheckpointError("{path} does not exist", path=held, hint=hint)
+    files = [begins_from / "config.json", begins_from / TOKENIZER, *(weights.files_of(held) if held.is_file() else [])]
+    where = RunDir(folder).initial.name
+    found = {f"{where}/{path.name}": (path, _sha256(path)) for path in {held, *files} if path.is_file()}
     return replace(without, files={**without.files, **found})
 
 

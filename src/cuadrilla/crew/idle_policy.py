@@ -11,8 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,26 +72,6 @@ class IdlePolicy:
         if told:
             log.info("working again", extra=TALK)
         return time.monotonic() - began
-
-    @contextmanager
-    def watching(self, leave: Callable[[str], None]) -> Iterator[None]:
-        """While the block runs, `leave` is called once when the policy asks for it."""
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(LOOK_SECONDS):
-                if (reason := self.why_wait(working=True)) is not None:
-                    leave(reason)
-                    return
-
-        thread = threading.Thread(target=watch, name="idle-policy", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            self.close()  # a driver that hangs is not waited for
-            thread.join()
 
     def why_wait(self, *, working: bool) -> Message | None:
         """Why not to work now; None where nothing is in its way. `working`: whether this process works now."""

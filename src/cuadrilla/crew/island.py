@@ -128,8 +128,7 @@ class Island:
         self.open_group(mine)
 
     def open_group(self, facts: Facts, *, backend: str = "auto") -> None:
-        """Of ranks that agree on `facts`, after `take_device`. Raises as `form`, and EnvironmentProblem where the
-        backend that is asked for cannot be used."""
+        """Of ranks that agree on `facts`, after `take_device`. Raises as `form`, also where that backend cannot be."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
         self._say({"facts": {"system": platform.system(), **facts}, "card": card})
@@ -265,12 +264,6 @@ def follow(
         mine, folder = own
         train = config.train.model_copy(update={"device": mine.train.device, "threads": mine.train.threads})
         config = config.model_copy(update={"train": train, "data": mine.data, "task": mine.task})
-    elif island.num_machines > 1:
-        raise EnvironmentProblem(
-            "the ranks that join a crew as one worker are on one machine, and these are on {number}",
-            number=island.num_machines,
-            hint="start torchrun --standalone with `cuadrilla join` on each machine: each is a worker of its own",
-        )
     equipment, link = island.equip(config, folder, threads=threads), island.link()
     with stopping(lambda _reason: link.ask_to_stop()):
         while equipment.work(link).again:

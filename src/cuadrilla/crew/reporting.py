@@ -1,4 +1,4 @@
-"""How a worker tells, every few seconds, how its machine is: a thread beside the work, which it never holds up."""
+"""A thread beside a worker's work, which it never holds up: how its machine is, and whether its owner wants it back."""
 
 import logging
 import platform
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.errors import LinkError
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
@@ -67,9 +68,12 @@ def reporting(
     folder: Path | None = None,
     round_trip: Callable[[], float | None] = lambda: None,
     lines: LinesKept | None = None,
+    policy: IdlePolicy | None = None,
+    leave: Callable[[str], None] = lambda _reason: None,
     every_seconds: float = REPORT_SECONDS,
 ) -> Iterator[None]:
     """While the block runs, `send` gets a report now and then. `link`: whose phases to tell; `folder`: whose disk.
+    `leave` is called once when the `policy` asks for it.
 
     `round_trip` measures it. A link that has broken ends the reports of its session; the first one comes soon, so that
     who watches sees a machine that has joined.
@@ -79,8 +83,11 @@ def reporting(
     def work() -> None:
         with suppress(LinkError):
             sampler.sample()  # rates are since the last sample
-            wait, told = min(FIRST_SECONDS, every_seconds), facts
+            wait, told, asked = min(FIRST_SECONDS, every_seconds), facts, policy
             while not ended.wait(wait):
+                if asked is not None and (reason := asked.why_wait(working=True)) is not None:
+                    leave(reason)
+                    asked = None
                 report = _report(sampler, link=link, round_trip=round_trip(), lines=lines)
                 send(replace(report, facts=told))
                 wait, told = every_seconds, {}
@@ -92,6 +99,8 @@ def reporting(
     finally:
         ended.set()
         sampler.close()  # a driver that hangs is not waited for
+        if policy is not None:
+            policy.close()
         thread.join(END_SECONDS)
 
 

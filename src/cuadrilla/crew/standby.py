@@ -167,7 +167,7 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
             raise LinkError(
                 "the coordinator at {address} answers: if both continued, they would train two models",
                 address=crew.address,
-                hint="stop it there (cuadrilla stop), or promote anyway with --force",
+                hint="stop it there (cuadrilla stop), or promote anyway with --wait 0",
             )
         time.sleep(ASK_SECONDS / 4)
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -87,8 +87,6 @@ def serve_sessions(
                 log.warning("%s: joining again", stop.reason)
         except Refused:
             raise
-        except Paused as error:
-            patience.wait_paused(error)
         except LinkError as error:
             patience.wait(error)
         finally:
@@ -137,7 +135,7 @@ class Patience:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.address = node.crew.address
+        self.address, self._dialled = node.crew.address, 0
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -145,15 +143,14 @@ class Patience:
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
         self.paused = False
 
-    def wait_paused(self, error: Paused) -> None:
-        """Whose owner wants it to wait."""
-        if not self.paused:
-            log.info("%s", error.message, extra=TALK)
-        self.paused, self.reached = True, time.monotonic()
-        time.sleep(LONGEST_PAUSE_SECONDS)
-
     def wait(self, error: LinkError) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
+        if isinstance(error, Paused):  # its owner wants this node to wait
+            if not self.paused:
+                log.info("%s", error.message, extra=TALK)
+            self.paused, self.reached = True, time.monotonic()
+            time.sleep(LONGEST_PAUSE_SECONDS)
+            return
         if self._node.heard_at > self.reached:
             self.reached, self._pause = self._node.heard_at, FIRST_PAUSE_SECONDS
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:
@@ -162,12 +159,9 @@ class Patience:
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         if time.monotonic() - self.reached > LOYAL_SECONDS:
-            self.address = _next(self.address, [self._node.crew.address, *self._node.standbys])
-
-
-def _next(address: str, places: Sequence[str]) -> str:
-    """The place behind `address`, round and round; the first one when it is none of them."""
-    return places[(places.index(address) + 1) % len(places)] if address in places else places[0]
+            self._dialled += 1
+            addresses = [self._node.crew.address, *self._node.standbys]
+            self.address = addresses[self._dialled % len(addresses)]
 
 
 class _Worker:
@@ -200,24 +194,25 @@ class _Worker:
         return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink, *, is_back: bool) -> Stop:
-        policy, lines = self._node.idle_policy, self._owner_lines(equipment)
+        lines = None
+        if self._node.report is not None:
+            units, counted = equipment.length.units_per_step, equipment.task.defaults.counted
+            lines = OwnerLines(self._node.report, units_per_step=units, counted=counted)
         answered = partial(log.info, Message("back at work"), extra=TALK) if is_back else None
         practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
         link: Link = practice
         if self._island is not None:
             link = self._island.link(inner=link, farewell=session.farewell)
-        facts, send = machine_facts(equipment.device), partial(self._send, session)
-        with (
-            reporting(send, facts=facts, link=practice, round_trip=session.round_trip, lines=self._lines),
-            policy.watching(partial(self._hold, session)) if policy is not None else nullcontext(),
+        with reporting(
+            partial(self._send, session),
+            facts=machine_facts(equipment.device),
+            link=practice,
+            round_trip=session.round_trip,
+            lines=self._lines,
+            policy=self._node.idle_policy,
+            leave=partial(self._hold, session),
         ):
             return equipment.work(link)
-
-    def _owner_lines(self, equipment: Equipment) -> OwnerLines | None:
-        if self._node.report is None:
-            return None
-        units, counted = equipment.length.units_per_step, equipment.task.defaults.counted
-        return OwnerLines(self._node.report, units_per_step=units, counted=counted)
 
     def _hold(self, session: GrpcLink, reason: str) -> None:
         self._held = True

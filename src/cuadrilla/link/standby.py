@@ -24,7 +24,6 @@ from cuadrilla.link import wire
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import FilePart, Follow, Refused
 from cuadrilla.link.identity import COORDINATOR_FILE
-from cuadrilla.rundir import write_json
 
 LOOK_SECONDS = 0.5
 NUM_CHUNKS = 4  # of a checkpoint, between two looks at the journal
@@ -66,7 +65,6 @@ class StandbyServer:
         Address.parse(address).check_dialled()
         with self._lock:
             self._addresses[name] = address
-            write_json(self.home.standbys_file, {"addresses": self._addresses})
 
     def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
         """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
