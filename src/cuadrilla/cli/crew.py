@@ -34,7 +34,7 @@ from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, dialled_address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
-from cuadrilla.rundir import FolderLock, RunDir, make_private, read_object, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import load_dumped, read_run_file
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """This machine in a crew: whom it dials, with which token, what it has fetched, what its owner asks."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,14 +42,12 @@ class Node:
     def __post_init__(self) -> None:
         self._identity = self.identity or load_node(self.crew.folder)
         self._term = KnownTerm(self.crew.term, learned=lambda term: self.learn(term=term))
-        self._lock = threading.Lock()
 
     def learn(self, **changes: Any) -> None:
         """Of the crew: its `address`, or its `term`."""
-        with self._lock:
-            self.crew = replace(self.crew, **changes)
-            if self.identity is None:
-                self.home.remember(self.crew)
+        self.crew = replace(self.crew, **changes)
+        if self.identity is None:
+            self.home.remember(self.crew)
 
     def connect(self, address: str, *, device: str = "") -> Connection:
         """For a worker with this device."""

@@ -26,7 +26,7 @@ from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import KnownTerm, Refused, check_node_name
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import COORDINATOR_FILE, Identity, key_hash, load_node, open_coordinator
+from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, read_object, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -161,21 +161,16 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
     """Raises LinkError when the coordinator answers within this time: its parent may be starting it again."""
     asking = "asking    {address} for {seconds:.0f} s whether it is still running"
     report(Message(asking, address=crew.address, seconds=seconds))
-    until = time.monotonic() + seconds
+    until, identity = time.monotonic() + seconds, load_node(crew.folder)
     while time.monotonic() < until:
-        if is_there(crew.address, certificate=load_node(crew.folder).certificate):
-            raise LinkError(
-                "the coordinator at {address} answers: if both continued, they would train two models",
-                address=crew.address,
-                hint="stop it there (cuadrilla stop), or promote anyway with --wait 0",
-            )
+        with closing(Connection(crew.address, identity=identity)) as connection:
+            if connection.answers(ASK_SECONDS):
+                raise LinkError(
+                    "the coordinator at {address} answers: if both continued, they would train two models",
+                    address=crew.address,
+                    hint="stop it there (cuadrilla stop), or promote anyway with --wait 0",
+                )
         time.sleep(ASK_SECONDS / 4)
-
-
-def is_there(address: str, *, certificate: bytes) -> bool:
-    """Whether a coordinator answers that has the key of this certificate. It knows no token here, and says so."""
-    with closing(Connection(address, identity=Identity(certificate=certificate))) as connection:
-        return connection.answers(ASK_SECONDS)
 
 
 def promote(home: Home, crew: Joined) -> int:

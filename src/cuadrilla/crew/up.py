@@ -7,7 +7,7 @@ the others go on. Without any worker the coordinator waits, unless all the worke
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -72,13 +72,17 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.callback(children.end)
         listen = Address.parse(engine.listen)
         if engine.kind == "ray":
-            host = stack.enter_context(_connected(engine.ray_address))
+            if find_spec("ray") is None:
+                raise EnvironmentProblem(
+                    "Ray is not installed", hint='pip install "cuadrilla[ray]", or engine.kind = "crew"'
+                )
+            from cuadrilla.crew.ray import Launcher, connected
+
+            host = stack.enter_context(connected(engine.ray_address))
             listen = listen if opening.home is not None else Address(host, 0)
         crew = stack.enter_context(_open_crew(context, runtime, run, opening=opening, private=private, listen=listen))
         failure: Failure = partial(_failure, children, waits=crew.home is not None)
         if engine.kind == "ray":
-            from cuadrilla.crew.ray import Launcher
-
             launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.server.admit)
             stack.callback(launcher.close)
             failure = launcher.failure
@@ -110,16 +114,6 @@ def _failure(children: Children, *, waits: bool) -> CuadrillaError | None:
 def _died(context: RunContext, name: str, reason: Message) -> None:
     log.warning("%s died: %s", name, reason)
     context.store.event("died", worker=name, reason=reason)
-
-
-def _connected(address: str) -> AbstractContextManager[str]:
-    """As the driver of a Ray cluster; this machine's address there. Raises LinkError, EnvironmentProblem."""
-    if find_spec("ray") is None:
-        hint = 'or leave it out: engine.kind = "crew"'
-        raise EnvironmentProblem("Ray is not installed: {command}", command='pip install "cuadrilla[ray]"', hint=hint)
-    from cuadrilla.crew.ray import connected
-
-    return connected(address)
 
 
 @contextmanager
