@@ -27,8 +27,8 @@ from cuadrilla.messages import Message
 MAX_DEATHS = 3
 STEADY_SECONDS = 600.0
 """A worker that lives for so long makes progress."""
-FINISH_SECONDS, END_SECONDS = 10.0, 5.0
-"""A child that has been told to stop finishes its pass first; then it is cut off, then killed."""
+FINISH_SECONDS = 10.0
+"""A child that has been told to stop finishes its pass first."""
 
 log = logging.getLogger(__name__)
 
@@ -136,16 +136,12 @@ class Children:
         return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it continues")
 
     def end(self, *, finish_seconds: float = FINISH_SECONDS) -> None:
-        """Let them finish; whoever does not is cut off, then killed."""
-        for patience, act in ((finish_seconds, _cut_off), (END_SECONDS, subprocess.Popen.kill)):
-            deadline = time.monotonic() + patience
-            for process in self.alive.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            for process in self.alive.values():
-                if process.poll() is None:
-                    act(process)
+        """Let them finish; whoever does not is killed."""
+        deadline = time.monotonic() + finish_seconds
         for name, process in self.alive.items():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            process.kill()
             process.wait()
             _cut_off(process)
             self._answer(name)
