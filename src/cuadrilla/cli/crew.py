@@ -95,11 +95,7 @@ def up(
 
     with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
         try:
-            opening = Opening(
-                home=home,
-                opened=opened,
-                standbys=frozenset(standby or []),
-            )
+            opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
             outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
         finally:
             home.open_file.unlink(missing_ok=True)
@@ -153,12 +149,7 @@ def _show_invite(home: Home, *, uses: int) -> None:
     secret = new_secret()
     home.leave_invite(hash_secret(secret), uses=uses)
     made = Invite(address=Address.parse(crew["address"]), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
-    say(
-        "invite     for {uses} machines, 15 minutes; `cuadrilla invite` makes another:"
-        if uses > 1
-        else "invite     for {uses} machine, 15 minutes; `cuadrilla invite` makes another:",
-        uses=uses,
-    )
+    say("invite     machines: {uses}, for 15 minutes; `cuadrilla invite` makes another:", uses=uses)
     if options.json:
         emit_json({"invite": str(made), "uses": uses})
     else:
