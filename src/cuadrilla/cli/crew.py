@@ -191,8 +191,8 @@ def join(
         leave(address)
         return
     from cuadrilla.crew.bundle import adopt
-    from cuadrilla.crew.devices import choose_uses
     from cuadrilla.crew.enrol import enrol
+    from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.idle_policy import IdlePolicy
     from cuadrilla.crew.node import Node
 
@@ -235,7 +235,7 @@ def join(
 def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     """Until the run, or the coordinator's last job, ends; why it ended."""
     from cuadrilla.crew.bundle import require_work
-    from cuadrilla.crew.devices import choose_uses
+    from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.worker import LEAVES, once, work_on_all
     from cuadrilla.link.client import Connection
 

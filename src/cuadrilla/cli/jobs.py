@@ -89,8 +89,7 @@ def local_executor(*, logs: Path, config: "Config | None" = None, together: int 
     """The executor of this machine, for runs of this configuration or for any: `together` at once, or one on each
     accelerator, or one; cores are divided. Raises DeviceError.
     """
-    from cuadrilla.crew.devices import choose_uses
-    from cuadrilla.crew.equipment import num_cores
+    from cuadrilla.crew.equipment import choose_uses, num_cores
     from cuadrilla.jobs.local import LocalExecutor, LocalPlace
 
     on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]

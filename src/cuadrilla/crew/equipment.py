@@ -1,15 +1,21 @@
-"""What a worker computes with in a process that has no coordinator: loaded once, kept over sessions."""
+"""What workers compute with: the devices of this machine, which are asked only where there is something to choose, and
+in a process that has no coordinator what is loaded once and kept over sessions."""
 
 import logging
+import os
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from cuadrilla.config import Config
+from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train import setup
+from cuadrilla.train.precision import choose_device, has_accelerator
 from cuadrilla.train.setup import Equipment, compile_blocks, make_model_to_train, make_task
 
 log = logging.getLogger(__name__)
@@ -38,3 +44,23 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     if config.train.compile:
         compile_blocks(equipment.model)
     return equipment
+
+
+def choose_uses(wanted: str = "", *, threads: int = 0, config: Config | None = None) -> DeviceChoice:
+    """A worker for each device. `wanted`: as `--devices` has it; "" or auto leaves it to the run's `train.device`, and
+    that, if it is auto, to what is measured. `threads` 0: all cores. Raises DeviceError for a device that is not there,
+    or is broken.
+    """
+    named = "" if wanted == AUTO else wanted
+    device = named or (config.train.device if config is not None else AUTO)
+    if "," in device or (device == AUTO and has_accelerator()):
+        strict, visible = config is not None and config.sync.strict, os.environ.get("CUDA_VISIBLE_DEVICES")
+        return choose_devices(device, _found(), cores=threads or num_cores(), strict=strict, visible=visible)
+    if named:
+        choose_device(named)
+    return DeviceChoice(uses=(Use(name="", device=named, threads=threads),))
+
+
+@cache
+def _found() -> list[Device]:
+    return probe_devices()

@@ -19,7 +19,7 @@ import torch
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
-from cuadrilla.crew.devices import choose_uses
+from cuadrilla.crew.equipment import choose_uses
 from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
