@@ -405,7 +405,7 @@ def test_code_runs_only_where_its_owner_has_approved_it(
         (("join", "--forget"), 5, "has not joined that crew"),
         (("kick", "nadie"), 5, "no node is named"),
         (("join", "--trust", "abc"), 2, "is not a hash of code"),
-        (("join", "--invite-file", "nowhere.txt"), 2, "cannot read nowhere.txt"),
+        (("join", "--invite-file", "nowhere.txt"), 2, "nowhere.txt"),
         (("up", "nowhere"), 2, "cannot read"),
     ],
 )

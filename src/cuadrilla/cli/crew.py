@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -58,6 +58,9 @@ DialledAddress = Annotated[
     typer.Option(
         metavar="HOST[:PORT]", help="The address that other machines dial, if it is not the one to listen on."
     ),
+]
+InviteFile = Annotated[
+    typer.FileText | None, typer.Option(metavar="FILE", errors="replace", help="Read the invite from a file.")
 ]
 Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
 
@@ -161,7 +164,7 @@ def join(
     name: Annotated[
         str, typer.Option(help="This machine's name in the crew (default: its host name, numbered if it is taken).")
     ] = "",
-    invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
+    invite_file: InviteFile = None,
     new: Annotated[
         bool, typer.Option("--new", help="Ask for an invite even if this machine has joined before.")
     ] = False,
@@ -289,16 +292,10 @@ def _say_of(device: str, line: str) -> None:
     say("{device}  {line}", device=device, line=line)
 
 
-def read_invite(file: Path | None) -> str:
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            reason = error.strerror
-            raise ConfigError("cannot read {file}: {reason}", file=file, reason=reason, hint="check the path") from None
-    if sys.stdin.isatty():
+def read_invite(file: TextIO | None) -> str:
+    if file is None and sys.stdin.isatty():
         return getpass(shown(Message("invite (not shown): "), language()), stream=sys.stderr)
-    return sys.stdin.read()
+    return (file or sys.stdin).read()
 
 
 def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monitor` shows.")]) -> None:

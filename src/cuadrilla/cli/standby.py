@@ -3,12 +3,11 @@
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import read_invite
+from cuadrilla.cli.crew import InviteFile, read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -32,7 +31,7 @@ def standby(
     address: Address = "",
     listen: Listen = "",
     name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
-    invite_file: Annotated[Path | None, typer.Option(help="Read the invite from a file.")] = None,
+    invite_file: InviteFile = None,
 ) -> None:
     """Keep a copy of a crew's run and keys, ready to take over if its coordinator's machine is gone for good.
 
