@@ -9,7 +9,6 @@ Invariants
 """
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -29,8 +28,6 @@ STEADY_SECONDS = 600.0
 """A worker that lives for so long makes progress."""
 FINISH_SECONDS = 10.0
 """A child that has been told to stop finishes its pass first."""
-
-log = logging.getLogger(__name__)
 
 
 def cuadrilla_command(*arguments: str) -> list[str]:
@@ -114,7 +111,6 @@ class Children:
                 self._died(name, reason_of(said, process.returncode))
             run, again = self._programs[name]
             if process.returncode < 0 and again(-process.returncode):
-                log.warning("%s is being restarted", name)
                 self.alive[name] = run()
         return {name: process.returncode for name, process in ended.items()}
 

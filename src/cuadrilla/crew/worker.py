@@ -248,6 +248,8 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
             time.sleep(POLL_SECONDS)
             for name, code in children.poll().items():
                 done = children.last_words[name].strip() if code == 0 else done
+                if name in children.alive:
+                    log.warning("%s is being restarted", name)
     finally:
         children.end(finish_seconds=0.0)  # they have nothing to save
     if not done:
