@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from cuadrilla.crew.standby import Copy, newest_version
+from cuadrilla.crew.standby import Copy, newest_version, promote
 from cuadrilla.errors import CheckpointError, LinkError
-from cuadrilla.home import Home
+from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.rundir import RunDir, read_object
@@ -150,6 +150,21 @@ def test_another_run_takes_the_place_of_the_one_before(crew: Coordinator) -> Non
     following = Following(crew)
     following.until_checkpoint(7)
     assert (following.state, len(list(following.copy.run.journal.iterdir()))) == (([7], 8), 1)
+
+
+def test_what_is_promoted_has_the_keys_and_lets_the_same_nodes_wait(crew: Coordinator, tmp_path: Path) -> None:
+    home = Home(tmp_path / "eva")
+    joined = Joined(folder=home.joined_folder(b"key"), address=crew.address, name="eva")
+    crew.standby = home.standby_folder(joined)
+    Home(crew.folder).pause("luis")
+    crew.commit(1)
+    following = Following(crew)
+    following.until_checkpoint(0)
+    following.until_announced(1)
+    assert promote(home, joined) == 1
+    assert (home.paused_nodes, home.is_paused, home.term) == ({"luis"}, False, 1)
+    for name in ("coordinator.json", "nodes.json"):
+        assert (home.crew / name).read_bytes() == (crew.folder / "crew" / name).read_bytes()
 
 
 def test_a_torn_record_is_completed_later(crew: Coordinator) -> None:

@@ -29,7 +29,6 @@ from tests.commands import (
 
 STRICT = ("--set", "sync.strict=true")
 PRACTICE = ("--practice", "0.5,0.25,0.1@1gbit+1ms")
-MISSED_SOON = ("--set", "engine.lost_after_seconds=2")
 
 
 @pytest.fixture
@@ -94,23 +93,6 @@ def test_strict_windows_survive_a_killed_worker_and_a_killed_coordinator(run: Ru
     assert rows[-1]["tokens"] == len(rows) * 4 * 64
     assert sum(row["loss"] for row in rows[-5:]) < sum(row["loss"] for row in rows[:5])
     assert is_what_one_worker_gives(run, *windows)
-
-
-@pytest.mark.thorough
-def test_a_frozen_worker_is_evicted_and_joins_again(run: RunDir) -> None:
-    crew = start(run, *STRICT, *PRACTICE, *MISSED_SOON)
-    wait_for(joined(run, 3), crew)
-    frozen = worker(crew, "worker-1")
-    frozen.suspend()
-    wait_for(lambda: bool(events(run, "evicted")), crew)
-    wait_for(goes_on(run), crew)
-    frozen.resume()
-    wait_for(joined(run, 4), crew)
-    wait_for(goes_on(run), crew)
-    stop(crew)
-    assert is_what_one_worker_gives(run, *STRICT)
-    assert events(run, "evicted")[0]["worker"] == "worker-1"
-    assert [row["worker"] for row in events(run, "joined")].count("worker-1") >= 2
 
 
 @pytest.mark.thorough

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cuadrilla.rundir import RunDir, read_jsonl, read_object
+from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, language_run, present, up
@@ -67,31 +66,3 @@ def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run
     down(coordinator, crew)
     assert [workers[0].wait(timeout=150), again.wait(timeout=150)] == [0, 0]
     assert is_what_one_worker_gives(run)
-
-
-def test_a_promoted_standby_lets_the_same_nodes_wait(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    coordinator, eva = machine("coordinator"), machine("eva")
-    crew = up(coordinator, run, port, "--standby", "eva")
-    text = invite(coordinator, "--uses", "3")
-    follower = eva.start("standby", "--name", "eva", "--listen", f"127.0.0.2:{port}", says=text)
-    wait_for(lambda: bool(list(eva.home.glob("standby/*/run/checkpoints/v*"))), follower)
-    workers = [machine(name).start("join", "--name", name, says=text) for name in ("ana", "luis")]
-    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    wait_for(goes_on(run), crew)
-    assert coordinator.run("pause", "ana").returncode == 0
-    (folder,) = (eva.home / "standby").iterdir()
-    wait_for(lambda: read_object(folder / "standby.json").get("paused") == ["ana"], follower)
-    for process in [*psutil.Process(crew.pid).children(recursive=True), psutil.Process(crew.pid)]:
-        process.kill()
-    crew.communicate()
-    follower.terminate()
-    follower.communicate(timeout=150)
-    promoted, copy = eva.start("promote", "--wait", "3"), RunDir(folder / "run")
-    wait_for(lambda: copy.events.exists() and present(copy) == {"luis"}, promoted, seconds=200)
-    wait_for(goes_on(copy), promoted)
-    assert times_joined(copy, "ana") == 0
-    assert eva.run("pause", "--off", "ana").returncode == 0
-    wait_for(lambda: present(copy) == {"ana", "luis"}, promoted, seconds=200)
-    down(eva, promoted)
-    assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
-    assert is_what_one_worker_gives(copy, begun_in=run)
