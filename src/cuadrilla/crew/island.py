@@ -66,19 +66,18 @@ class Island:
         self.place = place
         self.device = torch.device("cpu")
         self.cores = max(1, num_cores() // place.ranks_here)
-        self.num_machines = math.ceil(place.num_ranks / place.ranks_here)
         self.backend = ("", "")
         self._store = store
         self._parameters = Layout(())
 
     def __str__(self) -> str:
-        backend, reason = self.backend
+        (backend, reason), machines = self.backend, math.ceil(self.place.num_ranks / self.place.ranks_here)
         return Message(
             "{ranks} ranks on {machines} machines, {backend}"
-            if self.num_machines > 1
+            if machines > 1
             else "{ranks} ranks on one machine, {backend}",
             ranks=self.place.num_ranks,
-            machines=self.num_machines,
+            machines=machines,
             backend=Message("{backend} ({reason})", backend=backend, reason=reason),
         )
 
