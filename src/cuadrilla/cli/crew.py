@@ -22,7 +22,7 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.keep import leave, trust_code
 from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle, rules_of
+from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle
 from cuadrilla.cli.train import report_outcome, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
@@ -196,12 +196,13 @@ def join(
     from cuadrilla.crew.bundle import adopt
     from cuadrilla.crew.enrol import enrol
     from cuadrilla.crew.equipment import choose_uses
-    from cuadrilla.crew.idle_policy import IdlePolicy
+    from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules, set_priority
     from cuadrilla.crew.node import Node
 
     if devices:
         choose_uses(devices)  # before the invite is used up
-    rules = rules_of(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
+    rules = OwnerRules(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
+    set_priority(rules)
     place = find_place()
     if place is not None and devices:
         raise ConfigError(
@@ -267,7 +268,7 @@ def work(name: Annotated[str, typer.Argument()], told: Annotated[str, typer.Argu
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the parent decides
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
-    from cuadrilla.crew.idle_policy import IdlePolicy
+    from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
     from cuadrilla.crew.node import Node
     from cuadrilla.crew.worker import run_worker
     from cuadrilla.link.practice import parse_shape
@@ -283,7 +284,7 @@ def work(name: Annotated[str, typer.Argument()], told: Annotated[str, typer.Argu
         return
     crew = next(each for each in home.joined() if each.folder == folder)  # its address may have changed
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
-    policy = IdlePolicy(rules_of(**work["rules"]), home=home, root=os.getppid())
+    policy = IdlePolicy(OwnerRules(**work["rules"]), home=home, root=os.getppid())
     node = Node(home=home, crew=crew, report=partial(_say_of, name), idle_policy=policy)
     emit(run_worker(node, replace(use, name=name)))
 

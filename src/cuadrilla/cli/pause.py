@@ -1,7 +1,7 @@
 """Work for others that leaves a machine to its owner: options of `join`, and the verb `pause`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -9,9 +9,6 @@ from cuadrilla.cli.output import say
 from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
-
-if TYPE_CHECKING:
-    from cuadrilla.crew.idle_policy import OwnerRules
 
 WhileIdle = Annotated[
     bool,
@@ -26,15 +23,6 @@ Name = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="A node of the crew that this machine coordinates (default: this machine)."),
 ]
-
-
-def rules_of(*, while_idle: bool, on_power: bool, low_priority: bool) -> "OwnerRules":
-    """What was asked for; the priority holds from now on."""
-    from cuadrilla.crew.idle_policy import OwnerRules, set_priority
-
-    rules = OwnerRules(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
-    set_priority(rules)
-    return rules
 
 
 def pause(

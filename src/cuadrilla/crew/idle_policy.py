@@ -137,7 +137,7 @@ class IdlePolicy:
 
 
 def set_priority(rules: OwnerRules) -> None:
-    """For the rest of this process."""
+    """For the rest of this process, and for those that it starts."""
     if not rules.low_priority:
         return
     if os.name == "posix":
