@@ -167,15 +167,9 @@ class JobWorker:
     def _work(self, connection: Connection, session: GrpcLink) -> Stop:
         device = (self.use.device or "cpu").partition(":")[0]
         session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__, DEVICE: device}))
+        beside = partial(reporting, facts=machine_facts(), round_trip=session.round_trip, lines=self.lines)
         try:
-            with reporting(
-                session.call,
-                facts=machine_facts(),
-                round_trip=session.round_trip,
-                lines=self.lines,
-                policy=self.idle_policy,
-                leave=self._hold,
-            ):
+            with beside(session.call, policy=self.idle_policy, leave=self._hold):
                 return self._follow(session, connection)
         finally:
             self._drop()
