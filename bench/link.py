@@ -107,13 +107,12 @@ def crew_round(crew: Crew, *, both_ways: bool) -> dict[str, Phase]:
     coordinator, workers = crew.coordinator, crew.workers
     phases = {"announce": crew.phase((coordinator, "announce"), num_sets=0)}
     phases["download"] = crew.phase(*((worker, "download") for worker in workers), num_sets=len(workers))
-    phases["upload"] = crew.phase(*((worker, "upload") for worker in workers), num_sets=len(workers))
-    for _ in workers:
-        coordinator.ask("collect")
+    uploads = [task for worker in workers for task in ((worker, "upload"), (coordinator, "collect"))]
+    phases["upload"] = crew.phase(*uploads, num_sets=len(workers))
     if both_ways:
         coordinator.ask("announce")
-        phases["both_ways"] = crew.phase((workers[0], "upload"), (workers[1], "download"), num_sets=1)
-        coordinator.ask("collect")
+        exchange = ((workers[0], "upload"), (workers[1], "download"), (coordinator, "collect"))
+        phases["both_ways"] = crew.phase(*exchange, num_sets=1)
     return phases
 
 

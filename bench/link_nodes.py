@@ -38,15 +38,15 @@ class CrewCoordinator:
 
     def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
         self._params = model(parameters)
-        self._inbox: queue.SimpleQueue[tuple[str, ToCoordinator]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, ToCoordinator]] = queue.SimpleQueue()
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
         layout = Layout.of(self._params)
         self._server = CrewServer(Path(folder) / "crew", receiver=self, contributions=[layout])
         self._server.serve(f"{address}:{port}")
 
-    def deliver(self, worker: str, message: ToCoordinator) -> None:
-        self._inbox.put((worker, message))
+    def deliver(self, _worker: str, message: ToCoordinator) -> None:
+        self._inbox.put((time.monotonic(), message))
 
     def heard(self, worker: str, progress: Progress) -> None: ...
 
@@ -63,13 +63,14 @@ class CrewCoordinator:
             self._server.send(worker, Version(version=self._version, parameters=self._params))
         return {"began": began, "ended": time.monotonic()}
 
-    def collect(self) -> None:
+    def collect(self) -> Times:
         """The next worker's contribution: whole, and bit for bit what it should be."""
-        _, message = self._inbox.get(timeout=WAIT_SECONDS)
+        arrived, message = self._inbox.get(timeout=WAIT_SECONDS)
         assert isinstance(message, Contribution)
         assert message.valid
         if self._version == 1:
             check(message.tensors, self._params)
+        return {"began": arrived, "ended": arrived}
 
     def close(self) -> None:
         self._server.close()

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.identity import CoordinatorKeys, Identity, save_node
+from cuadrilla.link.identity import Identity, save_node
 from cuadrilla.link.nodes import AllowList
 
 
-def join(folder: Path, *, name: str, crew: CoordinatorKeys, nodes: AllowList) -> Identity:
+def join(folder: Path, *, name: str, crew: Identity, nodes: AllowList) -> Identity:
     """A node that has joined, with its token in `folder`."""
     _, token = nodes.add(name)
-    return save_node(folder, token=token, certificate=crew.certificate)
+    identity = Identity(token=token, certificate=crew.certificate)
+    save_node(folder, identity)
+    return identity
 
 
 def refused(call: Callable[[], object]) -> LinkError:

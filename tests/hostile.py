@@ -36,7 +36,6 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY
 from cuadrilla.link.client import TOLD, Connection
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.server import CrewServer
@@ -112,6 +111,10 @@ class Crew:
     def node(self, name: str) -> Identity:
         return self.server.admit(name)
 
+    def workers(self) -> list[str]:
+        """Who has a session now."""
+        return sorted(self.server._sessions)
+
     def works(self) -> bool:
         """The honest worker gets a lease and a version, uploads and answers, and the answer is what it sent."""
         self.leases += 1
@@ -154,8 +157,8 @@ class Abuser:
 
     def stream(self, method: str, requests: Iterable[bytes], *, device: str = "", secret: bytes = b"") -> Any:
         """A call of any method, with as many messages as one likes."""
-        call = self.channel.stream_stream(f"/{SERVICE}/{method}")
-        told = {TOKEN_KEY: self.token, DEVICE_KEY: device, INVITE_KEY: secret}
+        call = self.channel.stream_stream(f"/{wire.SERVICE}/{method}")
+        told = {wire.TOKEN_KEY: self.token, wire.DEVICE_KEY: device, wire.INVITE_KEY: secret}
         metadata = tuple((key, value) for key, value in told.items() if value)
         return call(iter(requests), timeout=4 * CEILING_SECONDS, metadata=metadata)
 
@@ -232,6 +235,11 @@ def upload(lease_id: int = 1, **fields: Any) -> Contribution:
     return Contribution(lease_id=lease_id, **{"tokens": 1, "loss_sum": 1.0, **fields})
 
 
+def uploaded(head: object, *chunks: bytes) -> list[object]:
+    """What a session says to bring this."""
+    return [head, *(wire.DATA + chunk for chunk in chunks), wire.DATA]
+
+
 WHOLE = LAYOUT.header + bytes(LAYOUT.num_bytes - len(LAYOUT.header))
 
 SEEDS: list[bytes] = [
@@ -243,7 +251,7 @@ SEEDS: list[bytes] = [
             Goodbye(reason="done"),
             NodeReport(usage=Usage(cpu_percent=3.0, gpus=(GpuUsage(index=0, name="x"),)), phase="waiting"),
             NodeReport(lines=(SaidLine(level="info", text="hot"),), facts={"a": "b"}),
-            Version(version=4, merged=(3,)),
+            Version(version=4),
             Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
             Stop(reason="the run has ended", refused=True),
             upload(3, transfer_seconds=0.5),

@@ -17,7 +17,7 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
-from cuadrilla.link.wire import layouts
+from cuadrilla.link.wire import Layout
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.setup import RunContext
@@ -77,7 +77,9 @@ def over_grpc(context: RunContext, runtime: CoordinatorThread) -> Iterator[Conne
         server = CrewServer(
             Path(folder) / "crew",
             receiver=runtime,
-            contributions=layouts(context.strategy.contributions_like(context.model, context.recipe)),
+            contributions=[
+                Layout.of(form) for form in context.strategy.contributions_like(context.model, context.recipe)
+            ],
         )
         with closing(server):
             address = f"127.0.0.1:{server.serve('127.0.0.1:0')}"

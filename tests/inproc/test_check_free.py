@@ -20,11 +20,11 @@ def test_a_port_where_another_program_listens_is_refused(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as other:
         with pytest.raises(LinkError, match="cannot listen on") as caught:
             check_free(f"127.0.0.1:{other.getsockname()[1]}")
-        assert "another program has that port" in caught.value.hint
+        assert "choose another port" in caught.value.hint
 
 
 def test_an_address_of_another_machine_is_named() -> None:
-    with pytest.raises(LinkError, match="this machine has no such address") as caught:
+    with pytest.raises(LinkError, match="cannot listen on") as caught:
         check_free("192.0.2.1:0")
     assert all(own in caught.value.hint for own in near(read_cards()))
 

@@ -16,9 +16,9 @@ from cuadrilla.doctor import way
 from cuadrilla.doctor.diagnosis import Diagnosis
 from cuadrilla.doctor.way import compared, exchange, walk
 from cuadrilla.home import Home, Joined
-from cuadrilla.link import calls, wire
+from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Check, Measure, NodeReport, Progress
+from cuadrilla.link.base import Check, NodeReport, Progress
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node
 from cuadrilla.link.server import CrewServer
@@ -96,7 +96,7 @@ def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
     found = walked(crew.address, None)
     assert list(found) == [*STEPS[:3], "member"]
     assert {each.level for each in found.values()} == {"ok"}
-    assert found["tls"].cause == "TLSv1.3, a coordinator of cuadrilla"
+    assert found["tls"].cause == "a coordinator of cuadrilla"
 
 
 def test_another_crews_coordinator_and_a_node_that_was_kicked(crew: Crew, tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         found = broken(walked(Address("127.0.0.1", mute.getsockname()[1]), None), "tls")
-    assert "is no coordinator" in found.cause
+    assert "no coordinator answers" in found.cause
     assert (found.command, found.shell) == ("cuadrilla invite", "coordinator")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        assert "is no coordinator" in broken(walked(Address("127.0.0.1", server.server_port), None), "tls").cause
+        assert "no coordinator answers" in broken(walked(Address("127.0.0.1", server.server_port), None), "tls").cause
     finally:
         server.shutdown()
         thread.join()
@@ -174,14 +174,6 @@ def nodes(crew: Crew) -> Iterator[tuple[Connection, Connection]]:
         yield ana, luis
 
 
-def test_a_measurement_has_an_end(nodes: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MEASURE_SECONDS", 0.1)
-    ana, _ = nodes
-    assert ana.receive_for(1e9) > 0
-    assert ana.send_for(1e9) > 0
-    assert [ana.receive_for(seconds) for seconds in (0.0, 5e-324)] == [0, 0]
-
-
 def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(nodes: tuple[Connection, Connection]) -> None:
     (ana, luis), end = nodes, threading.Event()
 
@@ -190,7 +182,7 @@ def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(nodes: tuple[C
         yield b"hola"
         end.wait(timeout=150)
 
-    never_read = ana.stream("Call", iter([Measure(seconds=1000)]))
+    never_read = ana.stream("Call", iter([Check(seconds=60)]))
     next(never_read)  # the measurement has begun
     silent = ana.stream("Call", silence(), seconds=150)
     assert luis.receive_for(0.01) > 0

@@ -2,30 +2,30 @@
 
 import contextlib
 import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from cuadrilla.crew.children import Children
 from cuadrilla.crew.run import train_run
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.crew import PATIENT_WITH, CrewExecutor
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Hello, Stop
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import Identity, open_coordinator
+from cuadrilla.link.identity import Identity
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, Assignment, JobNews, Keep, Recall
-from cuadrilla.link.nodes import AllowList
+from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl, write_json
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
-from tests.hostile import CEILING_SECONDS, Held, raw, wait_for
+from tests.hostile import CEILING_SECONDS, wait_for
 from tests.runs import RUN_FILE
 
 STEPS = 8
@@ -59,7 +59,7 @@ class Machine:
         crew.until(lambda: name in crew.executor.places)
 
     def order(self) -> Assignment | Recall:
-        order = self.session.next_order(seconds=CEILING_SECONDS)
+        order = self.session.next_event(seconds=CEILING_SECONDS)
         assert isinstance(order, Assignment | Recall)
         return order
 
@@ -71,12 +71,12 @@ class Machine:
         if change is not None:
             change(folder)
         for name in NAMES:
-            self.session.keep(f"{job}/checkpoints/{folder.name}/{name}", folder / name)
+            self.session.send(Keep(name=f"{job}/checkpoints/{folder.name}/{name}"), file_chunks(folder / name))
         self.session.call(JobNews(job=job, kept=version))
 
-    def rows(self, *, to: int) -> tuple[dict[str, Any], ...]:
+    def rows(self, job: str, *, to: int) -> JobNews:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]
-        return tuple({key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows)
+        return JobNews(job=job, rows="".join(json.dumps(row) + "\n" for row in rows), version=rows[-1]["version"])
 
     def close(self) -> None:
         self.session.close()
@@ -147,7 +147,7 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
     assert [file.path for file in order.files] == ["code/task.py"]
     assert order.begun == ()
     ana.connection.fetch(order.files[0], to=crew.folder / "fetched.py")
-    ana.session.call(JobNews(job="0000-0", rows=ana.rows(to=STEPS)))
+    ana.session.call(ana.rows("0000-0", to=STEPS))
     for version in (2, 4, STEPS):
         ana.send("0000-0", version)
     ana.session.call(JobNews(job="0000-0", ended=COMPLETE))
@@ -158,7 +158,7 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
     assert newest is not None
     weights = (newest / "model.safetensors").read_bytes()
     assert weights == (trained.checkpoints / "v00000008" / "model.safetensors").read_bytes()
-    assert [row["version"] for row in read_jsonl(run.metrics)] == [row["version"] for row in ana.rows(to=STEPS)]
+    assert [row["version"] for row in read_jsonl(run.metrics)] == list(range(1, STEPS + 1))
     assert not list(run.path.glob(".incoming*"))
     assert crew.executor.free == ["ana"]
 
@@ -166,7 +166,7 @@ def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
 def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> None:
     ana, luis = crew.joins("ana"), crew.joins("luis")
     crew.gives("0000-0", ana)
-    ana.session.call(JobNews(job="0000-0", rows=ana.rows(to=5)))
+    ana.session.call(ana.rows("0000-0", to=5))
     ana.send("0000-0", 4)
     crew.until(lambda: crew.versions("0000-0") == [4])
     ana.close()
@@ -279,68 +279,33 @@ REFUSED = [
 ]
 
 
-def keeps(connection: Connection, *messages: object) -> str:
-    """How a call ends that sends these."""
-    call = connection.stream("Call", iter(messages), seconds=CEILING_SECONDS)
-    with contextlib.suppress(grpc.RpcError):
-        list(call)
-    return str(call.code().name)
-
-
-def keeping(connection: Connection, stream: Held) -> Any:
-    """A call that goes on."""
-    return connection.stream("Call", iter(stream), seconds=CEILING_SECONDS)
-
-
-def test_files_that_nobody_wants_are_refused(crew: Jobs) -> None:
+def test_files_that_nobody_wants_are_not_written(crew: Jobs) -> None:
     mala, ana = crew.joins("mala"), crew.joins("ana")
     crew.gives("0000-0", mala)
     crew.gives("0001-0", ana)
     before = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts}
     for name in REFUSED:
-        assert keeps(mala.connection, Keep(name=name, num_bytes=1), b"x") == "INVALID_ARGUMENT"
-    state = "0000-0/checkpoints/v00000004/state.json"
-    first = Keep(name=state, num_bytes=2)
-    assert keeps(mala.connection, first, b"x") == "INVALID_ARGUMENT"  # less than announced
-    assert keeps(mala.connection, first, b"x", b"yz") == "INVALID_ARGUMENT"  # more
-    assert keeps(mala.connection, first, b"", b"xy") == "INVALID_ARGUMENT"
-    assert keeps(mala.connection) == "INVALID_ARGUMENT"
-    assert keeps(mala.connection, b"\xff\xff") == "INVALID_ARGUMENT"
+        with contextlib.suppress(LinkError):
+            crew.executor.keep("mala", Keep(name=name), iter([memoryview(b"x")]))
     made = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts} - before
     assert [path for path in made if path.is_file()] == []
-    assert keeps(mala.connection, first, b"x", b"y") == "OK"
+    with contextlib.suppress(LinkError):
+        mala.session.send(Keep(name="0000-0/run.toml"), iter([b"x"]))
+    stop = mala.session.next_event(seconds=CEILING_SECONDS)
+    assert isinstance(stop, Stop)
+    assert stop.refused
 
 
 def test_who_has_no_job_sends_nothing(crew: Jobs, trained: RunDir) -> None:
     ana = crew.joins("ana")
     crew.gives("0000-0", ana)
-    file = Keep(name="0000-0/checkpoints/v00000004/state.json", num_bytes=1)
     idle = crew.joins("luis")
-    assert keeps(idle.connection, file, b"x") == "INVALID_ARGUMENT"
-    nobody = Identity(certificate=open_coordinator(crew._home.crew).certificate)
-    with contextlib.closing(Connection(crew.address, identity=nobody)) as stranger:
-        assert keeps(stranger, file, b"x") == "PERMISSION_DENIED"
-    AllowList(crew._home.nodes).remove("luis")
-    assert keeps(idle.connection, file, b"x") == "PERMISSION_DENIED"
-    idle.session.call(JobNews(job="0000-0", rows=({"version": 1, "loss": 0.0},), ended=COMPLETE))
-    ana.session.call(JobNews(job="0000-0", rows=({"version": 1, "loss": 1.0},)))
+    idle.send("0000-0", 4)
+    idle.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 0.0}\n', ended=COMPLETE))
+    ana.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 1.0}\n'))
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
-    assert list(crew.executor.busy) == ["ana"]
-
-
-def test_an_upload_whose_connection_is_gone_is_in_nobody_s_way(crew: Jobs) -> None:
-    ana = crew.joins("ana")
-    crew.gives("0000-0", ana)
-    first = Keep(name="0000-0/checkpoints/v00000004/state.json", num_bytes=2)
-    stream = Held([raw(first), b"x"])
-    call = keeping(ana.connection, stream)
-    crew.until(lambda: bool(list(crew.run("0000-0").path.glob(".incoming*/*/.*.part"))))
-    ana.send("0000-0", 4)
-    crew.until(lambda: crew.versions("0000-0") == [4])
-    stream.more.put(None)
-    wait_for(call.done)
-    assert call.code().name == "CANCELLED"
+    assert (crew.versions("0000-0"), list(crew.executor.busy)) == ([], ["ana"])
 
 
 def test_a_process_that_ends_when_it_is_told_of_a_job_is_only_another_lost_one() -> None:

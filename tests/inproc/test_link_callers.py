@@ -6,13 +6,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
-    MAX_DEVICES,
     MAX_LINES,
     Check,
     Contribution,
@@ -24,17 +22,14 @@ from cuadrilla.link.base import (
     Hello,
     Lease,
     Leave,
-    Measure,
     NodeReport,
     Refused,
     SaidLine,
     Stop,
 )
-from cuadrilla.link.calls import MAX_CALLS
 from cuadrilla.link.client import TOLD, Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.invite import hash_secret, new_secret
-from cuadrilla.link.jobs import Keep
 from cuadrilla.link.nodes import AllowList
 from tests.crews import join
 from tests.hostile import (
@@ -56,8 +51,7 @@ from tests.hostile import (
 
 # Who may call what
 
-LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK", Measure(seconds=0.0): "OK"}
-LET_IN |= {raw(upload()): "INVALID_ARGUMENT", Keep(name="x", num_bytes=1): "INVALID_ARGUMENT"}
+LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK"}
 LET_IN |= {Download(sha256="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
 LET_IN |= {Follow(address="127.0.0.2:1"): "PERMISSION_DENIED"}  # for standbys that were named
 LET_IN |= {Leave(): "OK"}  # the last one that it can call
@@ -87,20 +81,20 @@ def caller(kind: str, crew: Crew) -> Identity:
 def test_who_may_call_what(crew: Crew, kind: str) -> None:
     """The secret of an open invite opens `Enroll` alone, and a node's token everything else."""
     secret = new_secret()
-    crew.server.adopt_invites({hash_secret(secret): 5})
+    crew.server.invites.adopt({hash_secret(secret): 5})
     with abuser(crew, caller(kind, crew)) as client:
-        got = {
-            asked: client.status("Session", [], secret=secret)
-            if asked == "Session"
-            else client.status("Call", [asked], secret=secret)
-            for asked in LET_IN
-        }
-        assert got == (LET_IN if kind == "node" else dict.fromkeys(LET_IN, REFUSED))
         message = Enroll(name="berta")
-        assert client.status("Enroll", [message], secret=secret[:-1]) == REFUSED
-        assert client.status("Enroll", [message]) == REFUSED
+        assert client.status("Call", [message], secret=secret[:-1]) == REFUSED
+        assert client.status("Call", [Describe()], secret=secret) == "INVALID_ARGUMENT"
+        assert client.status("Session", [], secret=secret) == LET_IN["Session"] if kind == "node" else REFUSED
+        got = {
+            asked: client.status("Session", []) if asked == "Session" else client.status("Call", [asked])
+            for asked in (*LET_IN, message)
+        }
+        let_in = {**LET_IN, message: REFUSED}
+        assert got == (let_in if kind == "node" else dict.fromkeys(let_in, REFUSED))
         assert "berta" not in crew.nodes.nodes()
-        assert client.status("Enroll", [message], secret=secret) == "OK"
+        assert client.status("Call", [message], secret=secret) == "OK"
     assert "berta" in crew.nodes.nodes()
     assert crew.works()
 
@@ -110,7 +104,7 @@ def test_who_may_call_what(crew: Crew, kind: str) -> None:
 
 def test_guesses_and_replays_let_nobody_in_and_close_no_invite(crew: Crew) -> None:
     secret = new_secret()
-    crew.server.adopt_invites({hash_secret(secret): 1})
+    crew.server.invites.adopt({hash_secret(secret): 1})
     with closing(Connection(crew.address, identity=crew.stranger)) as connection:
         for guess in range(300):
             with pytest.raises(Refused, match="the secret is not from this crew"):
@@ -126,14 +120,12 @@ def test_guesses_and_replays_let_nobody_in_and_close_no_invite(crew: Crew) -> No
 
 def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
     secret = new_secret()
-    crew.server.adopt_invites({hash_secret(secret): 1})
+    crew.server.invites.adopt({hash_secret(secret): 1})
     with closing(Connection(crew.address, identity=crew.stranger)) as connection:
         for _ in range(3):
             with pytest.raises(Refused, match="another machine is in this crew under the name ana") as caught:
                 connection.enroll("ana", secret=secret)
             assert "join --name" in caught.value.hint
-        with pytest.raises(Refused, match="workers of the coordinator's own machine"):
-            connection.enroll("here-1", secret=secret)
         assert connection.enroll("ana", secret=secret, numbered=True)[0] == "ana-2"
     assert crew.works()
 
@@ -141,7 +133,7 @@ def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
 def test_many_machines_of_one_name_at_once(crew: Crew) -> None:
     """A whole classroom behind one address, with one invite that is good for all but one of them."""
     secret = new_secret()
-    crew.server.adopt_invites({hash_secret(secret): 29})
+    crew.server.invites.adopt({hash_secret(secret): 29})
 
     def enrol(_: int) -> str:
         with closing(Connection(crew.address, identity=crew.stranger)) as connection:
@@ -168,7 +160,7 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     with pytest.raises(Refused, match="not in the crew"):
         connection.leave()
     crew.server.end_kicked()
-    assert crew.server.workers() == ["ana"]
+    assert crew.workers() == ["ana"]
     session.close()
     connection.close()
     with closing(Connection(crew.address, identity=crew.node("eva"))) as again:  # another key
@@ -192,12 +184,12 @@ HOSTILE_ENROLMENTS = {
 def test_hostile_enrolments(crew: Crew) -> None:
     """Each with the secret of an open invite."""
     secret = new_secret()
-    crew.server.adopt_invites({hash_secret(secret): 1})
+    crew.server.invites.adopt({hash_secret(secret): 1})
     with abuser(crew, crew.stranger) as client:
-        got = {name: client.status("Enroll", [message], secret=secret) for name, message in HOSTILE_ENROLMENTS.items()}
+        got = {name: client.status("Call", [message], secret=secret) for name, message in HOSTILE_ENROLMENTS.items()}
         assert set(got.values()) <= {REFUSED, "INVALID_ARGUMENT", "INTERNAL", "RESOURCE_EXHAUSTED"}
         assert list(crew.nodes.nodes()) == ["ana"]
-        assert client.status("Enroll", [Enroll(name="berta")], secret=secret) == "OK"
+        assert client.status("Call", [Enroll(name="berta")], secret=secret) == "OK"
     assert crew.works()
 
 
@@ -209,7 +201,7 @@ NUM_STALLED = 300
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("stranger", "Enroll"), ("stranger", "Call"), ("node", "Call"), ("node", "Session")],
+    [("stranger", "Call"), ("node", "Call"), ("node", "Session")],
 )
 def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
     """Calls without a message, ten on a connection; another node is answered after each of them."""
@@ -241,7 +233,7 @@ def test_a_node_that_says_one_thing_without_end_stops_nobody_else(crew: Crew) ->
     said = [
         hello_bytes(),
         NodeReport(lines=(SaidLine(level="info", text="x" * 1000),) * MAX_LINES),
-        upload(),
+        upload(valid=False),
     ]
     with abuser(crew, crew.node("mala")) as client, memory_stays(64 * MIB):
         for _ in range(5):
@@ -254,12 +246,12 @@ def test_a_node_that_says_one_thing_without_end_stops_nobody_else(crew: Crew) ->
 
 def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
     identity = crew.node("mala")
-    older, late = Held([hello_bytes()]), Held(map(raw, [upload(), WHOLE[:20]]))
+    older = Held([hello_bytes(), raw(upload()), wire.DATA + WHOLE[:20]])
     with abuser(crew, identity) as client:
         old = client.stream("Session", older)
         assert isinstance(crew.heard.next("mala"), Hello)
-        uploading = client.stream("Call", late)
-        assert late.waits.wait(CEILING_SECONDS)
+        assert older.waits.wait(CEILING_SECONDS)
+        wait_for(lambda: crew.server._sessions["mala"].chunks == 1)
         assert crew.works()
         connection = Connection(crew.address, identity=identity)
         newer = connection.session(parameters=[LAYOUT])
@@ -267,25 +259,21 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         hello = crew.heard.next("mala")
         assert isinstance(hello, Hello)
         assert hello.speed_hint == 2.0
-        for message in (Goodbye(reason="late"), Hello(speed_hint=3.0)):
-            older.more.put(wire.encode(message))
+        late = (wire.DATA + WHOLE[20:], wire.DATA, Goodbye(reason="late"), Hello(speed_hint=3.0))
+        for message in map(raw, late):
+            older.more.put(message)
         told = [wire.decode(answer, *TOLD) for answer in old]
         assert [isinstance(answer, Stop) and answer.refused for answer in told] == [True]
-        late.more.put(WHOLE[20:])
-        late.more.put(None)
-        with contextlib.suppress(grpc.RpcError):
-            for _ in uploading:
-                pass
         newer.call(Contribution(lease_id=2, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
         answer = crew.heard.next("mala")
         assert isinstance(answer, Contribution)  # and not the late Goodbye, nor the late Hello
         assert answer.lease_id == 2  # what the older session uploaded counts no more
         assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
-        assert crew.server.workers() == ["ana", "mala"]
+        assert crew.workers() == ["ana", "mala"]
         older.more.put(None)
         newer.close()
         connection.close()
-    wait_for(lambda: crew.server.workers() == ["ana"])
+    wait_for(lambda: crew.workers() == ["ana"])
     assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] == "mala"
     assert crew.heard.goodbyes.empty()
     assert crew.works()
@@ -305,7 +293,7 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
         hello = crew.heard.next(f"mala/{device}")
         assert isinstance(hello, Hello)
         assert hello.speed_hint == number
-    assert crew.server.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
+    assert crew.workers() == ["ana", *sorted(f"mala/{device}" for device in devices)]
     crew.server.send("mala/cpu", Lease(lease_id=3, version=0, units=(1,), planned_tokens=1))
     assert isinstance(sessions[2].next_event(), Lease)
     sessions[2].call(Contribution(lease_id=3, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
@@ -314,54 +302,13 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     assert answer.valid
     sessions[0].call(Goodbye(reason="done"))
     assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
-    wait_for(lambda: "mala/cuda:0" not in crew.server.workers())
+    wait_for(lambda: "mala/cuda:0" not in crew.workers())
     crew.nodes.remove("mala")
     crew.server.end_kicked()
     gone = {crew.heard.goodbyes.get(timeout=CEILING_SECONDS)[0] for _ in devices[1:]}
     assert gone == {f"mala/{device}" for device in devices[1:]}
-    wait_for(lambda: crew.server.workers() == ["ana"])
+    wait_for(lambda: crew.workers() == ["ana"])
     for session, connection in zip(sessions, connections, strict=True):
         session.close()
         connection.close()
     assert crew.works()
-
-
-@pytest.mark.parametrize("device", ["../ana", "ana", "cuda:0/1", "cuda:100", "CPU", "x" * 200, "cpu.22", "cpu.1", "-"])
-def test_a_device_has_a_plain_name(crew: Crew, device: str) -> None:
-    with abuser(crew, crew.node("mala")) as client:
-        assert client.status("Session", [hello_bytes()], device=device) == "INVALID_ARGUMENT"
-    assert crew.works()
-
-
-def test_a_node_has_so_many_devices_at_most(crew: Crew) -> None:
-    names = [f"cuda:{number}" for number in range(12)]
-    with abuser(crew, crew.node("mala")) as client:
-        helds = [Held([hello_bytes()]) for _ in range(MAX_DEVICES)]
-        calls = [client.stream("Session", held, device=name) for name, held in zip(names, helds, strict=False)]
-        wait_for(lambda: len(crew.server.workers()) == 1 + MAX_DEVICES)
-        for name in names[MAX_DEVICES:]:
-            assert client.status("Session", [hello_bytes()], device=name) == "PERMISSION_DENIED"
-        assert crew.works()
-        for held, call in zip(helds, calls, strict=True):
-            held.more.put(None)
-            call.cancel()
-    wait_for(lambda: crew.server.workers() == ["ana"])
-
-
-def test_the_calls_of_a_node_are_counted_and_end_when_it_is_kicked(crew: Crew) -> None:
-    """Over all its devices: those beyond the most are refused, and a kick ends the others, which wait for nothing."""
-    identity = crew.node("mala")
-    clients = [Abuser(crew, identity) for _ in range(6)]
-    helds = [Held([]) for _ in range(72)]
-    calls = [clients[number % 6].stream("Call", held, device=f"xpu:{number // 6}") for number, held in enumerate(helds)]
-    wait_for(lambda: sum(call.done() for call in calls) >= len(calls) - MAX_CALLS)
-    assert {call.code().name for call in calls if call.done()} == {"RESOURCE_EXHAUSTED"}
-    assert crew.works()
-    crew.nodes.remove("mala")
-    crew.server.end_kicked()
-    wait_for(lambda: all(call.done() for call in calls))
-    assert crew.works()
-    for held in helds:
-        held.more.put(None)
-    for client in clients:
-        client.close()

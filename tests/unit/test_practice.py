@@ -117,8 +117,8 @@ def test_speeds_are_those_while_something_travels(clock: Clock) -> None:
 
 
 def test_step_share_and_speed_are_said_at_once_and_then_now_and_then(clock: Clock) -> None:
-    """Three of eight units; then none of a step, four and all of the two after it: 12 of 24."""
-    inner, said = Held(clock, lease(7, units=3), lease(9, units=4), lease(10, units=8)), list[str]()
+    """Three of eight units; then half of them, too soon; then all."""
+    inner, said = Held(clock, lease(7, units=3), lease(8, units=4), lease(9, units=8)), list[str]()
     inner.go.set()
     link = PracticeLink(inner, lines=OwnerLines(said.append, units_per_step=8), clock=clock)
     for seconds in (2.0, 4.0, LINE_SECONDS - 4.0):
@@ -126,4 +126,4 @@ def test_step_share_and_speed_are_said_at_once_and_then_now_and_then(clock: Cloc
         assert isinstance(given, Lease)
         clock.spend(seconds)
         link.call(Contribution(lease_id=given.lease_id, tokens=1000 * len(given.units), loss_sum=0.0, tensors={}))
-    assert said == ["step 8  share 38 %  1,500 tokens/s", "step 11  share 50 %  1,200 tokens/s"]
+    assert said == ["step 8  share 38 %  1,500 tokens/s", "step 10  share 100 %  1,333 tokens/s"]

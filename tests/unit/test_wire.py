@@ -14,7 +14,7 @@ from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import MAX_TEXT, Contribution, Goodbye, Hello, Lease, Progress, Stop, Version
-from cuadrilla.link.wire import Layout, Memory, chunks, gathered
+from cuadrilla.link.wire import Layout, Memory, chunks, received
 
 pytestmark = pytest.mark.unit
 
@@ -49,10 +49,9 @@ def test_tensors_come_out_bit_for_bit(entries, chunk_bytes) -> None:
     layout = Layout.of(tensors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "CHUNK_BYTES", chunk_bytes)
-        blob = gathered(chunks(layout.parts(tensors)), layout.num_bytes, memory=Memory())
-    received = layout.unpack(blob)
-    assert received.keys() == tensors.keys()
-    assert all(same_bits(received[name], tensors[name]) for name in tensors)
+        found = received(chunks(layout.parts(tensors)), [layout], memory=Memory())
+    assert found.keys() == tensors.keys()
+    assert all(same_bits(found[name], tensors[name]) for name in tensors)
 
 
 @given(ENTRIES)
@@ -81,8 +80,8 @@ def test_tensors_that_do_not_lie_in_one_piece_travel_too(by) -> None:
     whole = torch.arange(24.0).reshape(4, 6)
     tensors = {"turned": whole.t(), "cut": whole[:, by], "alone": torch.tensor(7)}
     layout = Layout.of(tensors)
-    received = layout.unpack(bytearray(b"".join(layout.parts(tensors))))
-    assert all(torch.equal(received[name], tensors[name]) for name in tensors)
+    found = layout.unpack(bytearray(b"".join(layout.parts(tensors))))
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_another_dtype_than_the_layouts_is_converted() -> None:
@@ -91,28 +90,25 @@ def test_another_dtype_than_the_layouts_is_converted() -> None:
     assert bytes(layout.pack(tensors)) == b"".join(layout.parts(tensors))
 
 
-@pytest.mark.parametrize("chunk", [b"", b"123456789"])
-def test_nothing_is_written_beyond_the_end(chunk) -> None:
-    memory = Memory()
-    memory.take(8)
-    with pytest.raises(LinkError, match="empty, or longer"):
-        gathered([chunk], 8, memory=memory)
-    assert len(memory._free) == 1, "memory was taken"
-
-
 def test_tensors_of_another_model_are_refused() -> None:
     theirs, ours = Layout.of({"a": torch.zeros(2)}), Layout.of({"a": torch.zeros(2, 1)})
-    with pytest.raises(LinkError, match="another model"):
-        ours.unpack(theirs.pack({"a": torch.zeros(2)}))
+    blob = theirs.pack({"a": torch.zeros(2)})
+    with pytest.raises(LinkError, match="not those of this model"):
+        ours.unpack(blob)
+    with pytest.raises(LinkError, match="not those of this model"):
+        received(chunks([blob]), [ours], memory=Memory())
 
 
-def test_a_whole_that_ends_early_is_not_complete() -> None:
+def test_a_whole_is_neither_shorter_nor_longer() -> None:
     tensors = {"a": torch.zeros(wire.CHUNK_BYTES // 4)}
-    layout = Layout.of(tensors)
+    layout, memory = Layout.of(tensors), Memory()
     first, last = chunks(layout.parts(tensors))
-    with pytest.raises(LinkError, match="ends early"):
-        gathered([first], layout.num_bytes, memory=Memory())
-    assert gathered([first, last], layout.num_bytes, memory=Memory()) == layout.pack(tensors)
+    for parts in ([], [first], [first, last, b"x"], [first, last + bytes(10)]):
+        with pytest.raises(LinkError, match="or not all of them"):
+            received(iter(parts), [layout], memory=memory)
+    gc.collect()
+    assert len(memory._free) == 1, "memory was taken"
+    assert received(iter([first, last]), [layout], memory=memory)["a"].equal(tensors["a"])
 
 
 MESSAGES = [
@@ -120,7 +116,7 @@ MESSAGES = [
     Progress(micro_steps=7, part=0.5),
     Contribution(lease_id=3, tokens=5, loss_sum=0.1 + 0.2, valid=False),
     Goodbye(reason="¿listo?"),
-    Version(version=4, merged=(3, 2**62), standbys=("10.0.0.2:47470",), term=1),
+    Version(version=2**62, standbys=("10.0.0.2:47470",), term=1),
     Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
     Stop(reason="the run has ended", refused=True),
 ]

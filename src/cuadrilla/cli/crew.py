@@ -31,7 +31,7 @@ from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
-from cuadrilla.link.address import Address, dialled_address, listening_address
+from cuadrilla.link.address import Address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
@@ -82,7 +82,7 @@ def up(
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
-    dialled = str(dialled_address(address, port=listens.port)) if address else ""
+    dialled = str(Address.parse(address, port=listens.port)) if address else ""
     chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
     resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
     assert isinstance(resolved.config.engine, CrewEngine)

@@ -62,8 +62,6 @@ def doctor(
     """
     options.json = options.json or as_json
     head = Address.parse(address) if address else None
-    if head is not None:
-        head.check_dialled()
     here = this_machine(port=port, devices_seconds=timeout)
     found = [*examine(here, seconds=PATIENCE_SECONDS + timeout), *(_way(head) if head else [])]
     if options.json:

@@ -20,7 +20,7 @@ from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
-from cuadrilla.link.address import dialled_address, listening_address
+from cuadrilla.link.address import Address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, make_private
@@ -119,7 +119,7 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     from cuadrilla.jobs.crew import CrewExecutor
 
     listens = listening_address(listen)
-    dialled = str(dialled_address(address, port=listens.port)) if address else ""
+    dialled = str(Address.parse(address, port=listens.port)) if address else ""
     home = Home.of_user()
     set_up_logging(None, verbose=options.debug)
     make_private(home.crew)

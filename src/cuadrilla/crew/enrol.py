@@ -34,7 +34,7 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
         identity = replace(identity, token=load_node(folder).token)
     with closing(Connection(str(invite.address), identity=identity)) as connection:
         given, token = connection.enroll(wanted, secret=invite.secret, numbered=not name)
-    save_node(folder, token=token, certificate=pinned)
+    save_node(folder, replace(identity, token=token))
     crew = Joined(folder=folder, address=str(invite.address), name=given)
     home.remember(crew)
     told = "joined     the crew at {address} as {name}"

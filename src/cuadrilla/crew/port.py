@@ -44,4 +44,4 @@ class OpenCrew:
         """Who may come, and who may not any more: a few times a second."""
         self.server.end_kicked()
         if self.home is not None:
-            self.server.adopt_invites(self.home.take_invites())
+            self.server.invites.adopt(self.home.take_invites())

@@ -38,7 +38,7 @@ from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import MAX_REASON
+from cuadrilla.link.base import MAX_TEXT
 from cuadrilla.link.identity import Identity
 from cuadrilla.log import FILE_FORMAT, TALK, set_up_logging, to_files_only
 from cuadrilla.messages import Message
@@ -113,7 +113,7 @@ def connected(address: str) -> Iterator[str]:
             socket.create_connection((head.host, head.port), timeout=ANSWER_SECONDS).close()
         ray.init(address=address or None, include_dashboard=None if address else False, **settings)
     except (OSError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
-        where, reason = address or "127.0.0.1", one_line(str(error), most=MAX_REASON)
+        where, reason = address or "127.0.0.1", one_line(str(error), most=MAX_TEXT)
         hint = "is its head running, with this Ray and Python? is its token in ~/.ray/auth_token here?"
         raise LinkError("no Ray cluster at {address}: {reason}", address=where, reason=reason, hint=hint) from None
     finally:
@@ -172,7 +172,7 @@ class Launcher:
         cause = getattr(error, "cause", error)
         if not isinstance(cause, CuadrillaError):
             hint = "see the logs of the Ray cluster; the same command continues"
-            cause = EnvironmentProblem("{reason}", reason=one_line(str(cause), most=MAX_REASON), hint=hint)
+            cause = EnvironmentProblem("{reason}", reason=one_line(str(cause), most=MAX_TEXT), hint=hint)
         log.warning("Ray: %s", cause.message)
         self._failure = cause
 

@@ -15,7 +15,7 @@ from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.errors import LinkError
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
-from cuadrilla.link.base import MAX_LINE, MAX_LINES, NodeReport, SaidLine
+from cuadrilla.link.base import MAX_LINES, MAX_TEXT, NodeReport, SaidLine
 from cuadrilla.link.practice import PracticeLink
 from cuadrilla.log import OURS
 from cuadrilla.printable import one_line
@@ -46,7 +46,7 @@ class LinesKept(logging.Handler):
             return
         level = "info" if record.levelno < logging.WARNING else record.levelname.lower()
         self._dropped += len(self._lines) == MAX_LINES
-        text = one_line(self.format(record), most=MAX_LINE)
+        text = one_line(self.format(record), most=MAX_TEXT)
         self._lines.append(SaidLine(level="error" if level == "critical" else level, text=text))
 
     def take(self) -> tuple[tuple[SaidLine, ...], int]:

@@ -30,7 +30,7 @@ from cuadrilla.link.base import COORDINATOR
 from cuadrilla.link.identity import save_node
 from cuadrilla.link.server import NOTHING, CrewServer
 from cuadrilla.link.standby import StandbyServer
-from cuadrilla.link.wire import layouts
+from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
@@ -129,7 +129,7 @@ def _open_crew(
         offer=NOTHING if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
-        contributions=layouts(context.strategy.contributions_like(context.model, context.recipe)),
+        contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in
@@ -154,7 +154,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
     for number, (speed, use) in enumerate(workers, start=1):
         name = f"{'here' if crew.home is not None else 'worker'}-{number}"
         identity, folder = crew.server.admit(name), private / name
-        save_node(folder, token=identity.token, certificate=identity.certificate)
+        save_node(folder, identity)
         work = {"address": here, "run": str(run.path), "speed": speed, "link": engine.link}
         command = worker_command(name, use, crew=folder, **work)
         with storage_errors(run.logs), open(run.logs / f"{name}.txt", "ab") as talk:

@@ -23,7 +23,7 @@ from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Paused, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
@@ -80,11 +80,9 @@ def serve_sessions(
         try:
             with closing(node.connect(patience.address, device=device)) as connection:
                 stop = serve(connection)
-            patience.begin_anew()
             if stop is not None and not stop.again:
                 return ended_by(stop)
-            if stop is not None and stop.reason != PAUSED:
-                log.warning("%s: joining again", stop.reason)
+            patience.begin_anew(stop)
         except Refused:
             raise
         except LinkError as error:
@@ -135,22 +133,22 @@ class Patience:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.address, self._dialled = node.crew.address, 0
+        self.address, self._dialled, self.paused = node.crew.address, 0, False
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """A session has been."""
-        self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
-        self.paused = False
+    def begin_anew(self, stop: Stop | None = None) -> None:
+        """A session has been, which ended so: the coordinator's owner may want this machine to wait."""
+        is_paused = stop is not None and stop.reason == PAUSED
+        if is_paused and not self.paused:
+            log.info("the coordinator has paused this machine", extra=TALK)
+        elif stop is not None and not is_paused:
+            log.warning("%s: joining again", stop.reason)
+        self.reached, self._pause, self.paused = time.monotonic(), FIRST_PAUSE_SECONDS, is_paused
+        if is_paused:
+            time.sleep(LONGEST_PAUSE_SECONDS)
 
     def wait(self, error: LinkError) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
-        if isinstance(error, Paused):  # its owner wants this node to wait
-            if not self.paused:
-                log.info("%s", error.message, extra=TALK)
-            self.paused, self.reached = True, time.monotonic()
-            time.sleep(LONGEST_PAUSE_SECONDS)
-            return
         if self._node.heard_at > self.reached:
             self.reached, self._pause = self._node.heard_at, FIRST_PAUSE_SECONDS
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -24,7 +23,7 @@ from cuadrilla.doctor.diagnosis import Diagnosis, Shell, fail, ok, set_clock, wa
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Joined
 from cuadrilla.link.address import Address
-from cuadrilla.link.identity import ANOTHER_PROGRAM, handshake, is_of_coordinator, load_node
+from cuadrilla.link.identity import ANOTHER_PROGRAM, is_of_coordinator, key_hash, load_node, shown_certificate
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
@@ -127,23 +126,19 @@ def _tcp(address: Address) -> Diagnosis:
 
 def _tls(address: Address, crew: Joined | None) -> Diagnosis:
     """The other end is the coordinator of this crew; for a stranger: some coordinator."""
-    with _connected(address) as plain:
-        version, protocol, certificate = handshake(plain, address)
-    if protocol != "h2":
-        another = "what answers at {address} speaks TLS, but not the crew link"
-        raise LinkError(another, address=address, hint=ANOTHER_PROGRAM)
+    certificate = shown_certificate(address, timeout_seconds=CONNECT_SECONDS)
     if crew is not None:
-        if certificate != ssl.PEM_cert_to_DER_cert(load_node(crew.folder).certificate.decode()):
+        if key_hash(certificate) != key_hash(load_node(crew.folder).certificate):
             raise LinkError(
                 "what answers at {address} is not the coordinator of the crew that this machine has joined",
                 address=address,
                 hint="check the address; if the crew was recreated there, get an invite, then: cuadrilla join --new",
             )
-        return ok(Message("{version}, the key belongs to this crew", version=version))
+        return ok(Message("the key belongs to this crew"))
     if not is_of_coordinator(certificate):
         raise LinkError("what answers at {address} is no coordinator of cuadrilla", address=address,
                         hint=ANOTHER_PROGRAM)  # fmt: skip
-    return ok(Message("{version}, a coordinator of cuadrilla", version=version))
+    return ok(Message("a coordinator of cuadrilla"))
 
 
 @contextmanager

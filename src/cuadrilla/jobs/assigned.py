@@ -51,13 +51,8 @@ class AssignedJob:
         """The path of a file of the job, for threads of the link. Raises LinkError where it is not wanted."""
         match = CHECKPOINT_FILE.fullmatch(path)
         if match is None:
-            raise not_wanted()
+            raise LinkError("nobody wants that file", hint="install the same version there")
         return self.incoming / f"v{int(match[1]):08d}" / match[2]
-
-
-def not_wanted() -> LinkError:
-    """The error for a file that is not to come."""
-    return LinkError("nobody wants that file", hint="install the same version there")
 
 
 def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignment]:

@@ -12,12 +12,12 @@ Invariants
   none until it joins again, so that it does not use up all jobs.
 """
 
-import json
 import logging
+import os
 import queue
 import shutil
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +25,12 @@ from pathlib import Path
 from cuadrilla.crew.port import OpenCrew
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
-from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version, not_wanted
+from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.queue import DEVICES
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import JOB_NAME, PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator, node_of
-from cuadrilla.link.jobs import (
-    COMPLETE,
-    DEVICE,
-    FAILED,
-    JobNews,
-    Keep,
-    Recall,
-    take_file,
-)
+from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, JobNews, Keep, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -47,6 +39,7 @@ from cuadrilla.rundir import (
     append_event,
     append_lines,
     make_private,
+    open_private,
     storage_errors,
     write_json,
 )
@@ -184,14 +177,19 @@ class CrewExecutor:
         self._alive(worker)
         self._heard.put(lambda: self._take(worker, news))
 
-    def keep(self, worker: str, file: Keep, chunks: Iterator[bytes]) -> None:
+    def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
         """Raises LinkError, ResourceError."""
         assigned = self._assigned.get(worker)
         job, _, path = file.name.partition("/")
-        if assigned is None or assigned.job != job:
-            raise not_wanted()
-
-        take_file(assigned.place_for(path), chunks)
+        if assigned is None or assigned.job != job:  # not any more
+            deque(chunks, maxlen=0)
+            return
+        target = assigned.place_for(path)
+        make_private(target.parent)
+        with storage_errors(target), open(target, "wb", opener=open_private) as sent:
+            sent.writelines(chunks)
+            sent.flush()
+            os.fsync(sent.fileno())
 
     def file(self, sha256: str) -> Path | None:
         found = [assigned.files[sha256] for assigned in list(self._assigned.values()) if sha256 in assigned.files]
@@ -230,8 +228,8 @@ class CrewExecutor:
         if assigned is None or assigned.job != news.job:
             return
         if news.rows:
-            append_lines(assigned.run.metrics, "".join(json.dumps(row) + "\n" for row in news.rows))
-            write_json(assigned.run.status, {"state": "running", "version": news.rows[-1]["version"]}, private=True)
+            append_lines(assigned.run.metrics, news.rows)
+            write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
         if news.kept:
             self._adopt(worker, news.kept, assigned)
         if news.ended == COMPLETE:

@@ -10,6 +10,7 @@ Invariants
 * It writes into this machine's cache and into the folder of the job.
 """
 
+import json
 import logging
 import queue
 import re
@@ -37,14 +38,12 @@ from cuadrilla.link.jobs import (
     DEVICE,
     FAILED,
     GIVEN_BACK,
-    MAX_ROWS,
-    METRICS,
     Assignment,
     JobNews,
+    Keep,
     Recall,
-    Row,
-    usable_row,
 )
+from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
@@ -55,8 +54,7 @@ from cuadrilla.version import __version__
 
 LOOK_SECONDS = 0.25
 NEWS_SECONDS = 2.0
-PROMPT_NEWS, NEWS_PAUSE_SECONDS = 20, 0.25
-"""Rows that gathered during a long upload are sent no faster than the coordinator takes them (`server.py`)."""
+NEWS_BYTES = 2**20
 SAVE_SECONDS = 60.0
 """A job that has not saved by then is ended: somebody wants it, or this machine, back."""
 END_SECONDS = 10.0
@@ -185,7 +183,7 @@ class JobWorker:
             if self.held and self._saved():
                 session.call(Goodbye(reason=self.held))
                 return Stop(reason=self.held, again=True)
-            match session.next_order(seconds=LOOK_SECONDS):
+            match session.next_event(seconds=LOOK_SECONDS):
                 case Stop() as stop:
                     return stop
                 case Assignment() as order:
@@ -280,10 +278,8 @@ class JobWorker:
         there = list_checkpoints(doing.run.checkpoints)
         newest = max(map(version_of, there), default=0)
         wanted = {*doing.keep_steps, newest, best_version(doing.run, upto=newest)}
-        for number, rows in enumerate(_new_rows(doing)):
-            if number >= PROMPT_NEWS:
-                time.sleep(NEWS_PAUSE_SECONDS)
-            session.call(JobNews(job=doing.name, rows=rows))
+        for news in _new_rows(doing):
+            session.call(news)
         for path in there:
             version = version_of(path)
             if version in doing.sent or version not in wanted or not version:  # anybody can begin
@@ -291,7 +287,8 @@ class JobWorker:
             for name in CHECKPOINT_FILES:
                 if not (path / name).exists():  # a newer one has taken its place meanwhile
                     break
-                session.keep(f"{doing.name}/checkpoints/{path.name}/{name}", path / name)
+                file = Keep(name=f"{doing.name}/checkpoints/{path.name}/{name}")
+                session.send(file, file_chunks(path / name))
             else:
                 session.call(JobNews(job=doing.name, kept=version))
             doing.sent.add(version)
@@ -338,16 +335,13 @@ def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
     return config.model_copy(update={"engine": LocalEngine()})
 
 
-def _new_rows(doing: _Doing) -> Iterator[tuple[Row, ...]]:
+def _new_rows(doing: _Doing) -> Iterator[JobNews]:
     """Whole lines that have been written since the last time."""
-    path = doing.run.path / METRICS
-    if not path.exists():
+    if not doing.run.metrics.exists():
         return
-    with open(path, "rb") as file:
+    with open(doing.run.metrics, "rb") as file:
         file.seek(doing.read_bytes)
-        news = file.read()
-    whole = news[: news.rfind(b"\n") + 1]
-    doing.read_bytes += len(whole)
-    rows = [row for line in whole.decode(errors="replace").splitlines() if (row := usable_row(line)) is not None]
-    for first in range(0, len(rows), MAX_ROWS):
-        yield tuple(rows[first : first + MAX_ROWS])
+        while lines := [line for line in file.readlines(NEWS_BYTES) if line.endswith(b"\n")]:
+            doing.read_bytes += sum(map(len, lines))
+            version = json.loads(lines[-1])["version"]
+            yield JobNews(job=doing.name, rows=b"".join(lines).decode(errors="replace"), version=version)

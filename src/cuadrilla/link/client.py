@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,27 +19,23 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     COME_AGAIN,
-    MAX_REASON,
-    PAUSED,
-    Busy,
+    MAX_TEXT,
     Check,
     Clock,
     Contribution,
     Describe,
-    Done,
     Download,
     Enroll,
     Enrolled,
     FilePart,
     Follow,
     Goodbye,
+    Hello,
     KnownTerm,
     Lease,
     Leave,
-    Measure,
     NodeReport,
     OfferedFile,
-    Paused,
     Progress,
     Refused,
     RunDescription,
@@ -51,7 +46,6 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.link.calls import DEVICE_KEY, INVITE_KEY, SERVICE, TOKEN_KEY, bytes_for
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.inproc import Inbox
 from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
@@ -62,12 +56,12 @@ from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
-FAREWELL_SECONDS = 2.0  # the coordinator ends a session one second after its last word
+FAREWELL_SECONDS = 2.0
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
 """A transfer would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has forgotten its
 connection, or that its own address has changed; between transfers `GrpcLink.round_trip` notices."""
 MEASURE_SECONDS = 40.0
-"""A measurement of bandwidth: longer than the coordinator lets one take."""
+NOTHING_YET = Progress(micro_steps=0)
 TOLD = (Version, Lease, Stop, Assignment, Recall)
 """What a coordinator says in a session."""
 
@@ -82,7 +76,7 @@ class Connection:
         credentials = grpc.ssl_channel_credentials(root_certificates=identity.certificate)
         options = [
             ("grpc.ssl_target_name_override", SERVER_NAME),
-            ("grpc.max_receive_message_length", 16 * wire.CHUNK_BYTES),
+            ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, also to an address of another crew
@@ -94,8 +88,7 @@ class Connection:
         self.identity = identity
         self._term = term or KnownTerm()
         self.memory = wire.Memory(keep=1)
-        told = {TOKEN_KEY: identity.token, DEVICE_KEY: device}
-        self._metadata = tuple((key, value) for key, value in told.items() if value)
+        self._device = device
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, name: str, *, secret: bytes, numbered: bool = False) -> tuple[str, str]:
@@ -103,14 +96,13 @@ class Connection:
 
         `numbered`: if that name is another machine's, it with a number behind it will do. Raises LinkError.
         """
-        asked, also = Enroll(name=name, numbered=numbered), [(INVITE_KEY, secret)]
-        answer = self.ask(asked, seconds=CALL_SECONDS, method="Enroll", also=also)
-        reply: Enrolled = wire.decode(b"".join(answer), Enrolled)
-        return reply.name, reply.token
+        asked = Enroll(name=name, numbered=numbered)
+        answer = wire.decode(b"".join(self.ask(asked, seconds=CALL_SECONDS, secret=secret)), Enrolled)
+        return answer.name, answer.token
 
     def leave(self) -> None:
         """This node's name is free again, and its key opens nothing more. Raises LinkError."""
-        self.reply(Leave(), Done)
+        list(self.ask(Leave(), seconds=CALL_SECONDS))
 
     def describe(self) -> RunDescription:
         """Raises LinkError, also for a coordinator of an earlier term."""
@@ -127,25 +119,21 @@ class Connection:
 
         Raises LinkError, ResourceError; Refused where to try again is of no use.
         """
-        part, sha256 = to.with_name(f".{to.name}.{file.sha256.hex()[:16]}.part"), file.sha256.hex()
+        part, sha256 = to.with_name(f".{to.name}.part"), file.sha256.hex()
         with storage_errors(to), open(part, "ab") as target:
             begun = target.tell()
             arrived(begun)
-            if begun < file.num_bytes or file.num_bytes == 0:
-                for data in self.ask(Download(sha256=sha256, offset=begun)):
-                    if target.tell() + len(data) > file.num_bytes:
-                        break
-                    target.write(data)
-                    arrived(len(data))
-        if file_sha256(part) == sha256:
-            part.replace(to)
-            fsync_folder(to.parent)
-            return
-        part.unlink()
-        if begun:  # what was here before may be of something else
-            raise LinkError("{path} arrived damaged", path=file.path, hint="try again")
-        told = "{path} has changed since the coordinator began the run"
-        raise Refused(told, path=file.path, hint="there, stop the run and start it again")
+            for data in self.ask(Download(sha256=sha256, offset=begun)):
+                target.write(data)
+                arrived(len(data))
+        if file_sha256(part) != sha256:
+            part.unlink()
+            told = "{path} arrived damaged, or it has changed since the coordinator began the run"
+            if begun:  # what was here before may be of something else
+                raise LinkError(told, path=file.path, hint="try again")
+            raise Refused(told, path=file.path, hint="there, stop the run and start it again")
+        part.replace(to)
+        fsync_folder(to.parent)
 
     def clock(self) -> float:
         """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
@@ -156,16 +144,16 @@ class Connection:
         try:
             self.reply(Check(), Clock, seconds=seconds)
         except LinkError as error:
-            return isinstance(error, Refused | Busy)
+            return isinstance(error, Refused)
         return True
 
     def receive_for(self, seconds: float) -> int:
         """Bytes that come from the coordinator in these seconds. Raises LinkError."""
-        return sum(map(len, self.ask(Measure(seconds=seconds), seconds=MEASURE_SECONDS)))
+        return sum(map(len, self.ask(Check(seconds=seconds), seconds=MEASURE_SECONDS)))
 
     def send_for(self, seconds: float) -> int:
         """Bytes that reach the coordinator in these seconds. Raises LinkError."""
-        return self.reply(Check(), Clock, data=bytes_for(seconds), seconds=MEASURE_SECONDS).num_bytes
+        return self.reply(Check(), Clock, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
@@ -200,12 +188,11 @@ class Connection:
         data: Iterable[bytes] = (),
         *,
         seconds: float | None = None,
-        method: str = "Call",
-        also: Sequence[tuple[str, bytes]] = (),
+        secret: bytes = b"",
     ) -> Iterator[bytes]:
-        """What answers `message` and the bytes that belong to it; `also`: in the call's metadata. Raises LinkError."""
+        """What answers `message` and the bytes that belong to it. `secret`: of an invite. Raises LinkError."""
         try:
-            yield from self.stream(method, itertools.chain([message], data), seconds=seconds, also=also)
+            yield from self.stream("Call", itertools.chain([message], data), seconds=seconds, secret=secret)
         except grpc.RpcError as error:
             raise as_link_error(error, address=self._address) from None
 
@@ -215,11 +202,13 @@ class Connection:
         messages: Iterator[object],
         *,
         seconds: float | None = None,
-        also: Sequence[tuple[str, bytes]] = (),
+        secret: bytes = b"",
     ) -> Any:
         """A call of the coordinator: an iterator over the bytes that come back."""
-        call = self._channel.stream_stream(f"/{SERVICE}/{method}", request_serializer=_serialize)
-        return call(messages, timeout=seconds, metadata=(*self._metadata, *also))
+        call = self._channel.stream_stream(f"/{wire.SERVICE}/{method}", request_serializer=_serialize)
+        told = {wire.TOKEN_KEY: self.identity.token, wire.DEVICE_KEY: self._device, wire.INVITE_KEY: secret}
+        metadata = tuple((key, value) for key, value in told.items() if value)
+        return call(messages, timeout=seconds, metadata=metadata)
 
 
 class GrpcLink:
@@ -230,9 +219,13 @@ class GrpcLink:
         self._parameters = parameters
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._inbox = Inbox()
-        self._progress = Progress(micro_steps=0)
-        self._transfers = 0
-        """How often one has begun or ended."""
+        self.next_event, self.interrupted = self._inbox.next_event, self._inbox.interrupted
+        self._progress: Progress | None = None
+        """What heartbeats say, once the worker has said Hello: before, it loads its data."""
+        self._sent = threading.Event()
+        """What was sent last has left, or the session is broken."""
+        self._travelling = threading.Lock()
+        """Held while tensors or a file travel."""
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
@@ -254,19 +247,24 @@ class GrpcLink:
                 self._progress = message  # goes with the next heartbeat
             case Contribution():
                 layout = wire.Layout.of(message.tensors)
-                self._send(message, wire.chunks(layout.parts(message.tensors) if message.valid else ()))
-                self._progress = replace(self._progress, part=0.0)
+                if message.valid:
+                    self.send(message, wire.chunks(layout.parts(message.tensors)))
+                else:
+                    self._outgoing.put(message)
+                self._progress = replace(self._progress or NOTHING_YET, part=0.0)
             case _:
+                if isinstance(message, Hello):
+                    self._progress = NOTHING_YET
                 self._outgoing.put(message)
 
-    def keep(self, name: str, path: Path) -> None:
-        """Send a file of a job's run, by the name of the job and its own in the run. Raises LinkError."""
+    def send(self, head: Contribution | Keep, data: Iterator[bytes]) -> None:
+        """A message and the bytes that belong to it; returns when all of it has left. Raises LinkError."""
+        with self._travelling:
+            self._sent.clear()
+            self._check()
+            self._outgoing.put(wire.framed(head, data))
+            self._sent.wait()
         self._check()
-        self._send(Keep(name=name, num_bytes=path.stat().st_size), wire.file_chunks(path))
-
-    def _send(self, head: object, data: Iterator[bytes]) -> None:
-        with self._transfer():
-            self._connection.reply(head, Done, data=data, seconds=None)
 
     def round_trip(self) -> float | None:
         """Seconds of a question and its answer just now; None while something else travels. Raises LinkError.
@@ -274,35 +272,23 @@ class GrpcLink:
         Without an answer the connection is dead, and the session ends: a router may have forgotten it, this machine may
         have another address, and TCP finds that much later.
         """
-        transfers, began = self._transfers, time.perf_counter()
-        if transfers % 2:
+        began = time.perf_counter()
+        if self._travelling.locked():
             return None
         try:
             self._connection.clock()
         except LinkError as error:
-            if self._transfers != transfers:  # it waits behind what has begun to travel
+            if self._travelling.locked():  # it waits behind what has begun to travel
                 return None
             self._break(error)
             self._responses.cancel()
             raise
         return time.perf_counter() - began
 
-    def next_event(self) -> ToWorker:
-        event: ToWorker = self._inbox.next_event()
-        return event
-
-    def next_order(self, *, seconds: float) -> ToWorker | Order | None:
-        """What comes in these seconds, if something does. Raises LinkError."""
-        event: ToWorker | Order | None = self._inbox.next_event(seconds=seconds)
-        return event
-
-    def interrupted(self) -> bool:
-        return self._inbox.interrupted()
-
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
         assert isinstance(ref, int)
-        with self._transfer():
+        with self._travelling:
             arriving = self._connection.ask(Download(version=ref))
             return wire.received(arriving, self._parameters, memory=self._connection.memory)
 
@@ -322,15 +308,20 @@ class GrpcLink:
         self._reader.join()
 
     def _messages(self) -> Iterator[object]:
-        """What goes out: messages as they come, and a heartbeat when there has been none for a second."""
+        """What goes out: messages as they come, or with their bytes; a heartbeat when there was none for a second."""
         while True:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
             except queue.Empty:
-                message = self._progress
+                if (message := self._progress) is None:
+                    continue
             if message is None:
                 return
-            yield message
+            if isinstance(message, Iterator):
+                yield from message
+                self._sent.set()
+            else:
+                yield message
 
     def _read(self) -> None:
         problem = LinkError("the coordinator ended the session", hint="it is asked again")
@@ -351,15 +342,8 @@ class GrpcLink:
 
     def _break(self, problem: LinkError) -> None:
         self._broken = self._broken or problem
+        self._sent.set()
         self._inbox.put(problem)
-
-    @contextmanager
-    def _transfer(self) -> Iterator[None]:
-        self._transfers += 1
-        try:
-            yield
-        finally:
-            self._transfers += 1
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -370,28 +354,20 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     """What a failed call means for a person."""
     code = error.code() if isinstance(error, grpc.Call) else None
     # Whoever answers writes them: the coordinator, but also what else listens at that address.
-    said = one_line((error.details() if isinstance(error, grpc.Call) else None) or str(error), most=MAX_REASON)
-    reason = Message(said)  # a whole sentence of ours has its translation here
+    details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    reason = Message(one_line(details, most=MAX_TEXT))  # a whole sentence of ours has its translation here
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)
         case grpc.StatusCode.ALREADY_EXISTS:
-            return Refused(
-                "the coordinator refused: {reason}",
-                reason=reason,
-                hint="the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME",
-            )
+            hint = "the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME"
+            return Refused("the coordinator refused: {reason}", reason=reason, hint=hint)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            hint = "is the coordinator running?"
-            return LinkError("{address} cannot be reached: {reason}", address=address, reason=reason, hint=hint)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if said == PAUSED:
-            return Paused("the coordinator has paused this machine", hint="cuadrilla pause NAME --off, there")
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            hint = "try again in half a minute"
-            return Busy("{address} is busy: {reason}", address=address, reason=reason, hint=hint)
+            told = "{address} cannot be reached: {reason}"
+            return LinkError(told, address=address, reason=reason, hint="is the coordinator running?")
         case _:
-            hint = "see the coordinator's log"
-            return LinkError("{address} answered with an error: {reason}", address=address, reason=reason, hint=hint)
+            told = "{address} answered with an error: {reason}"
+            return LinkError(told, address=address, reason=reason, hint="see the coordinator's log")
 
 
 def _serialize(message: Any) -> bytes:

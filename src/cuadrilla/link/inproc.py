@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, Version
 
 
 class Inbox:
@@ -25,22 +25,18 @@ class Inbox:
             with suppress(queue.Empty):
                 self._waiting.append(self._incoming.get(timeout=seconds))
         self._drain()
-        if not self._waiting:
-            return None
-        event = self._waiting.pop(0)
-        while self._outdated(event):
-            event = self._waiting.pop(0)
-        if isinstance(event, LinkError):
-            self._waiting.insert(0, event)
-            raise event
-        return event
+        while self._waiting and self._outdated(*self._waiting):
+            del self._waiting[0]
+        if self._waiting and isinstance(self._waiting[0], LinkError):
+            raise self._waiting[0]
+        return self._waiting.pop(0) if self._waiting else None
 
-    def _outdated(self, event: object) -> bool:
+    def _outdated(self, event: object, *later: object) -> bool:
         """A lease is computed with the version before it: one that comes after it makes neither of them outdated."""
-        leases = [index for index, later in enumerate(self._waiting) if isinstance(later, Lease)]
+        leases = [index for index, other in enumerate(later) if isinstance(other, Lease)]
         if isinstance(event, Version):
-            until = leases[-1] if leases else len(self._waiting)
-            return any(isinstance(later, Version) for later in self._waiting[:until])
+            until = leases[-1] if leases else len(later)
+            return any(isinstance(other, Version) for other in later[:until])
         return isinstance(event, Lease) and bool(leases)
 
     def interrupted(self) -> bool:
@@ -63,13 +59,7 @@ class InProcLink:
     def __init__(self, receive: Callable[[ToCoordinator], None]) -> None:
         self.call = receive
         self.inbox = Inbox()
-
-    def next_event(self) -> ToWorker:
-        event: ToWorker = self.inbox.next_event()
-        return event
-
-    def interrupted(self) -> bool:
-        return self.inbox.interrupted()
+        self.next_event, self.interrupted = self.inbox.next_event, self.inbox.interrupted
 
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, dict)

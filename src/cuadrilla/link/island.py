@@ -17,15 +17,13 @@ else one that has the others start anew, each with a new `IslandLink`; rank 0 ra
 What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Contribution, Lease, Link, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
@@ -86,11 +84,12 @@ class IslandLink:
         """The same tensors at every rank."""
         tensors = self._from_behind(partial(self.inner.download, ref)) if self.inner is not None else None
         if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
-            values = torch.empty(sum(self.parameters.sizes), dtype=torch.uint8, device=self.place)
-        else:
-            values = joined(tensors, self.parameters, self.place)
-        dist.broadcast(values, src=0)
-        return tensors if tensors is not None else self.parameters.views(values)
+            entries = self.parameters.entries
+            tensors = {name: torch.empty(shape, dtype=dtype, device=self.place) for name, dtype, shape in entries}
+        for name, *_ in self.parameters.entries:
+            value = tensors[name].detach().to(self.place).contiguous()
+            dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)  # as bytes: Gloo does not know each dtype
+        return tensors
 
     def ask_to_stop(self) -> None:
         """Rank 0 hears of it when the lease at hand is done. Safe in a signal handler."""
@@ -129,11 +128,10 @@ class IslandLink:
 
     def _sums(self, tensors: Tensors) -> Tensors:
         """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
-        layout = Layout.of(tensors)
-        values = joined(tensors, layout, self.place)
-        for part in by_dtype(values, layout):
-            dist.reduce(part, dst=0)
-        return layout.views(values)
+        sums = {name: tensor.detach().to(self.place, copy=True).contiguous() for name, tensor in tensors.items()}
+        for value in sums.values():
+            dist.reduce(value, dst=0)
+        return sums
 
 
 def shared(text: bytes | None) -> bytes:
@@ -156,20 +154,3 @@ def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ..
     The last ranks have more: rank 0 makes the updates, too.
     """
     return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])
-
-
-def joined(tensors: Tensors, layout: Layout, place: torch.device) -> Tensor:
-    """All values in the order of the layout, as bytes: a copy."""
-    values = [
-        tensors[name].detach().to(place).contiguous().reshape(-1).view(torch.uint8) for name, *_ in layout.entries
-    ]
-    return torch.cat(values)
-
-
-def by_dtype(values: Tensor, layout: Layout) -> Iterator[Tensor]:
-    """What `joined` gives, in parts of one dtype."""
-    first = 0
-    for dtype, entries in groupby(zip(layout.entries, layout.sizes, strict=True), key=lambda entry: entry[0][1]):
-        last = first + sum(size for _, size in entries)
-        yield values[first:last].view(dtype)
-        first = last

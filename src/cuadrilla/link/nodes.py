@@ -5,19 +5,21 @@ Invariants
 * What the list says of `ana` holds for all its workers, `ana/cuda:0` as well as `ana/cpu`.
 """
 
+import hashlib
 import hmac
-import itertools
 import json
+import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COORDINATOR, MAX_NAME, NODE_NAME, check_node_name
-from cuadrilla.link.identity import new_token, token_hash
+from cuadrilla.link.base import COORDINATOR, MAX_NAME, check_node_name
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, write_json
+
+TOKEN_BYTES = 32
 
 
 class NameTaken(LinkError):
@@ -39,19 +41,16 @@ class AllowList:
         """Token hash by name. Raises LinkError."""
         try:
             written = json.loads(self._path.read_bytes())["nodes"]
-            nodes = {name: bytes.fromhex(value) for name, value in written.items()}
-            if not all(NODE_NAME.fullmatch(name) and len(value) == 32 for name, value in nodes.items()):
-                raise ValueError
+            return {name: bytes.fromhex(value) for name, value in written.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             hint = "restore it from a backup, or delete it and let every machine join again"
             raise LinkError("{path} cannot be read, or is not a list of nodes", path=self._path, hint=hint) from None
-        return nodes
 
     def name_of(self, token: str) -> str | None:
         """Which node has this token; None for a stranger. As long for a wrong token as for a right one."""
-        given = token_hash(token)
+        given = _hashed(token)
         found = [name for name, known in self.nodes().items() if hmac.compare_digest(known, given)]
         return found[0] if found else None
 
@@ -63,16 +62,17 @@ class AllowList:
         another name would do.
         """
         check_node_name(name)
-        token = new_token()
+        token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._changing() as nodes:
             nodes.pop(own, None)
-            taken = {*nodes, COORDINATOR}
-            if numbered:
-                name = own or _free(name, taken)
-            if name in taken:
+            if numbered:  # cloned machines have one host name
+                suffixes = ("", *(f"-{number}" for number in range(2, len(nodes) + 4)))
+                free = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
+                name = own or next(each for each in free if each not in nodes and each != COORDINATOR)
+            if name in nodes or name == COORDINATOR:
                 hint = "join under another name, or remove the old one with `cuadrilla kick {name}`"
                 raise NameTaken("another machine is in this crew under the name {name}", name=name, hint=hint)
-            nodes[name] = token_hash(token)
+            nodes[name] = _hashed(token)
         return name, token
 
     def remove(self, name: str) -> None:
@@ -93,8 +93,6 @@ class AllowList:
             write_json(self._path, {"nodes": {name: value.hex() for name, value in sorted(nodes.items())}})
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    """`name`, or `name-2`, `name-3`, ...: cloned machines have one host name."""
-    suffixes = (f"-{number}" for number in itertools.count(2))
-    numbered = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
-    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+def _hashed(token: str) -> bytes:
+    """All that is kept of a token."""
+    return hashlib.sha256(token.encode()).digest()

@@ -13,7 +13,6 @@ import math
 import re
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from cuadrilla.link.base import (
     Link,
     NodeReport,
     Progress,
+    Stop,
     TensorRef,
     Tensors,
     ToCoordinator,
@@ -62,45 +62,32 @@ def parse_shape(text: str, *, speed: float) -> Shape:
 
 
 class OwnerLines:
-    """Step, share of the work and speed: the first answer makes a line for `report`, then at most one every
-    LINE_SECONDS.
-
-    The share is that of the units of all steps since the line before, the speed that of the time with work.
-    """
+    """Step, share of the work and speed of the newest lease: a line for `report` at most every LINE_SECONDS."""
 
     def __init__(self, report: Callable[[str], None], *, units_per_step: int, counted: str = "tokens") -> None:
         self._report = report
         self._units_per_step = units_per_step
         self._counted = counted
-        self._told_at, self._told_step = -math.inf, -1
-        self._units, self._tokens, self._seconds = 0, 0, 0.0
+        self._told_at = -math.inf
 
     def answered(self, lease: Lease, *, tokens: int, began: float, now: float) -> None:
         """A lease of so many tokens, computed since `began`."""
-        if self._told_step < 0:
-            self._told_step = lease.version
-        self._units += len(lease.units)
-        self._tokens += tokens
-        self._seconds += now - began
         if now - self._told_at < LINE_SECONDS:
             return
-        step = lease.version + lease.steps
-        share = self._units / (max(1, step - self._told_step) * self._units_per_step)
+        self._told_at = now
         self._report(
             Message(
                 "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",
-                step=step,
-                percent=100 * min(1.0, share),
-                speed=self._tokens / max(self._seconds, 1e-9),
+                step=lease.version + lease.steps,
+                percent=100 * len(lease.units) / (lease.steps * self._units_per_step),
+                speed=tokens / max(now - began, 1e-9),
                 counted=self._counted,
             )
         )
-        self._told_at, self._told_step = now, step
-        self._units, self._tokens, self._seconds = 0, 0, 0.0
 
 
 class PracticeLink:
-    """Wraps `link`. `lines`: for the worker's owner; `answered`: called when the first event has come.
+    """Wraps `link`. `lines`: for the worker's owner; `answered`: called when the first version or lease has come.
 
     Used by the loop's thread; `poll` by any.
     """
@@ -128,23 +115,23 @@ class PracticeLink:
         """Not answered yet, and since when."""
         self._lock = threading.Lock()
         self._phase = "loading"
-        self._seconds, self._bytes = defaultdict[str, float](float), defaultdict[str, int](int)
-        """Of each phase since the last poll."""
+        self._waited = 0.0
+        """Seconds since the last poll."""
+        self._rates: dict[str, float] = {}
+        """Bytes per second of the newest transfer since the last poll, by phase."""
 
     def poll(self) -> NodeReport:
         """A report with what it does now, and what became of the time since the last poll."""
         now = self._clock()
         with self._lock:
-            if self._phase == "waiting":  # a transfer counts when its bytes are known
-                self._seconds["waiting"] += now - self._phase_began
+            if self._phase == "waiting":
+                self._waited += now - self._phase_began
                 self._phase_began = now
-            seconds, self._seconds = self._seconds, defaultdict(float)
-            num_bytes, self._bytes = self._bytes, defaultdict(int)
+            waited, self._waited, rates, self._rates = self._waited, 0.0, self._rates, {}
             began, self._polled_at = self._polled_at, now
-        rates = {phase: num_bytes[phase] / max(seconds[phase], 1e-9) for phase in num_bytes}
         return NodeReport(
             phase=self._phase,
-            waiting_part=min(1.0, seconds["waiting"] / max(now - began, 1e-9)),
+            waiting_part=min(1.0, waited / max(now - began, 1e-9)),
             sent_bytes_per_second=rates.get("sending"),
             received_bytes_per_second=rates.get("receiving"),
         )
@@ -166,7 +153,7 @@ class PracticeLink:
                 self._pause(self._shape.delay_seconds)
         finally:
             self._enter("computing")
-        if self._answered is not None:
+        if self._answered is not None and not isinstance(event, Stop):
             self._answered()
             self._answered = None
         if isinstance(event, Lease):
@@ -207,9 +194,10 @@ class PracticeLink:
         """Begin a phase; `num_bytes` travelled in the one before."""
         now = self._clock()
         with self._lock:
-            if num_bytes or self._phase == "waiting":
-                self._seconds[self._phase] += now - self._phase_began
-                self._bytes[self._phase] += num_bytes
+            if num_bytes:
+                self._rates[self._phase] = num_bytes / max(now - self._phase_began, 1e-9)
+            elif self._phase == "waiting":
+                self._waited += now - self._phase_began
             self._phase, self._phase_began = phase, now
 
     def _rest(self) -> float:

@@ -3,46 +3,44 @@
 `CrewServer.send` puts a message on its way to a worker, and what workers say goes to a `Receiver`. Messages of one
 worker are handled in their order, by a thread of its own.
 
-There are three calls. `Session` carries a worker's messages both ways, as long as it works. `Enroll` is for strangers.
-`Call` is everything else: a message and the bytes that belong to it, answered by a message or by bytes.
+There are two calls. `Session` carries a worker's messages both ways and its contributions, as long as it works. `Call`
+is everything else: a message, answered by a message or by bytes. Who calls stands in the metadata: a caller is checked
+before anything of it is waited for.
 
 Invariants
-* Who calls is decided by the token in the call's metadata and the list of nodes, at every call. `Enroll` alone asks for
+* Who calls is decided by the token in the call's metadata and the list of nodes, at every call. Only to enroll takes
   the secret of an open invite instead.
-* A node has one worker, or one for each device that its calls name, `MAX_DEVICES` at most; its token speaks for all.
-* A worker has one session: a newer one ends the older one, whose late messages no longer count.
-* A node that is kicked has no call that goes on.
-* Nothing is allocated for a peer beyond the tensors that its run expects of it, and two sets of them at most.
+* A node has one worker, or one for each device that its calls name; its token speaks for all.
+* A worker has one session: a newer one ends the older one, whose late messages no longer count. A kick ends them all.
+* Nothing is allocated for a peer beyond the tensors that its run expects of it, for one contribution at a time.
 * A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
 """
 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any, Protocol
 
 import grpc
 
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link import wire
 from cuadrilla.link.address import check_free
 from cuadrilla.link.base import (
     KICKED,
-    MAX_DEVICES,
     NOT_LISTED,
-    OWN_WORKER,
     PAUSED,
-    Busy,
     Check,
+    Clock,
     Contribution,
     Describe,
-    Done,
     Download,
     Enroll,
     Enrolled,
@@ -50,7 +48,6 @@ from cuadrilla.link.base import (
     Goodbye,
     Hello,
     Leave,
-    Measure,
     NodeReport,
     Offer,
     Progress,
@@ -62,22 +59,6 @@ from cuadrilla.link.base import (
     Version,
     node_of,
     offered,
-    worker_name,
-)
-from cuadrilla.link.calls import (
-    DEVICE_KEY,
-    INVITE_KEY,
-    MAX_CALLS,
-    MAX_WORKERS,
-    NUM_THREADS,
-    SERVICE,
-    TOKEN_KEY,
-    bytes_for,
-    cut_off,
-    measure_arriving,
-    refusing,
-    said,
-    start_server,
 )
 from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.invite import Invites
@@ -90,8 +71,9 @@ from cuadrilla.version import __version__
 
 DESCRIPTORS = 16_384
 """Files of this process: 1,500 connections that say nothing would lock a server whose limit is 1,024."""
-END_SECONDS = 1.0
-"""A session that is over may say so for this long, then its call is cut off, whether or not the peer reads."""
+NUM_THREADS, MAX_DEVICE = 2048, 20
+IDLE_SECONDS = 15.0
+"""A connection without a call is closed then; a worker's session is a call. A client connects again when it calls."""
 STOP_SECONDS = 5.0
 KEPT_VERSIONS = 2
 """A worker may still be reading the version before the newest one."""
@@ -99,10 +81,16 @@ NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 
-SAID = (Hello, Progress, Goodbye, NodeReport, JobNews)
-"""What a worker says in its session; contributions are uploaded."""
-ASKED = (Describe, Leave, Contribution, Keep, Download, Check, Measure, Follow)
+Said = Hello | Progress | Contribution | Goodbye | NodeReport | JobNews | Keep
+SAID = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep)
+"""What a worker says in its session."""
+ASKED = (Describe, Leave, Download, Check, Follow)
 """What a node says in a call of its own."""
+
+CODES: Mapping[type, grpc.StatusCode] = {
+    NameTaken: grpc.StatusCode.ALREADY_EXISTS,
+    Refused: grpc.StatusCode.PERMISSION_DENIED,
+}
 
 log = logging.getLogger(__name__)
 
@@ -124,32 +112,20 @@ class Receiver(Protocol):
 @dataclass(eq=False)
 class _Session:
     worker: str
-    context: Any
     outbox: "queue.SimpleQueue[ToWorker | Order | None]" = field(default_factory=queue.SimpleQueue)
     reason: str = Message("the connection ended")
-    joined: bool = False
-    """It has said Hello: heartbeats of a node that is still loading its data say nothing about this run."""
-    over: bool = False
-    """What it says counts no more, and its end is no news."""
-    sending: Any = None
-    """The newest call that brings a contribution or a file."""
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
-    """Each that has arrived is progress, too: on a slow line heartbeats wait behind them."""
+    """Each that has arrived is progress, too."""
 
     @property
     def node(self) -> str:
         return node_of(self.worker)
 
-    def check(self) -> None:
-        """Raises LinkError once nothing counts any more that it says."""
-        if self.over or not self.joined:
-            raise LinkError("its session has ended", hint="it joins again")
-
 
 class CrewServer:
     """Serves one run, or with `jobs` machines that train whole runs. `folder`: of the crew's keys and nodes;
-    `parameters`: the tensors of a version; `contribution`: those of an answer. Raises LinkError.
+    `contributions`: what an answer's tensors may look like. Raises LinkError.
     """
 
     def __init__(
@@ -163,23 +139,27 @@ class CrewServer:
         jobs: JobReceiver | None = None,
         term: int = 0,
     ) -> None:
-        self._term = term
         self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
         self._receiver = receiver
+        self._description = RunDescription(
+            config=offer.config,
+            files=offered(offer.files),
+            cuadrilla=__version__,
+            term=term,
+            takes_jobs=jobs is not None,
+        )
         self._offer, self._contributions = offer, contributions
         self._versions: dict[int, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
         self._jobs = jobs
-        self._invites = Invites()
+        self.invites = Invites()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        self._calls: dict[Any, str] = {}
-        """The node of each call that goes on, by its context."""
+        """By worker; what is said in a session that is not here any more counts no more."""
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
         self._servers: list[Any] = []
         self._paused: frozenset[str] = frozenset()
-        self._listed = set(self.nodes.nodes())
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -187,7 +167,8 @@ class CrewServer:
         """Listen at HOST:PORT (0: any free port), too; returns the port. Raises LinkError."""
         allow_descriptors(DESCRIPTORS)
         check_free(address)
-        server, port = start_server(address, handlers=self._handlers(), keys=self.keys, pool=self._pool)
+        calls = {"Session": self._session, "Call": self._call}
+        server, port = start_server(address, calls, keys=self.keys, pool=self._pool)
         self._servers.append(server)
         return port
 
@@ -199,14 +180,12 @@ class CrewServer:
         if isinstance(message, Version):
             self._publish(message)
             self._standby.announced = message.version
-            message = replace(message, standbys=tuple(self._standby.addresses()), term=self._term)
-        with self._lock:
-            session = self._sessions.get(worker)
-        if session is None:
-            return
-        if isinstance(message, Stop):
+            standbys = tuple(sorted(self._standby.addresses.values()))
+            message = replace(message, standbys=standbys, term=self._description.term)
+        session = self._sessions.get(worker)
+        if session is not None and isinstance(message, Stop):
             self._end(session, message)
-        else:
+        elif session is not None:
             session.outbox.put(message)
 
     def _publish(self, version: Version) -> None:
@@ -216,13 +195,7 @@ class CrewServer:
             if len(self._versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
                 del self._versions[next(iter(self._versions))]
             layout = wire.Layout.of(version.parameters)
-            packed = layout.pack(version.parameters, memory=self._version_memory)
-            self._versions[version.version] = packed
-
-    def adopt_invites(self, invites: Mapping[bytes, int]) -> None:
-        """Let new nodes in for a while: SHA-256 of an invite's secret → for how many nodes it is good."""
-        for secret_hash, uses in invites.items():
-            self._invites.adopt(secret_hash, uses=uses, now=monotonic())
+            self._versions[version.version] = layout.pack(version.parameters, memory=self._version_memory)
 
     def admit(self, name: str) -> Identity:
         """Of a worker that the coordinator starts. That of an earlier run ends."""
@@ -230,17 +203,12 @@ class CrewServer:
         return Identity(certificate=self.keys.certificate, token=token)
 
     def end_kicked(self) -> None:
-        """End the calls of nodes that the allow-list does not hold any more."""
+        """End the sessions of nodes that the allow-list does not hold any more."""
         with self._lock:
-            listed = set(self.nodes.nodes())
-            known = self._listed | {session.node for session in self._sessions.values()}
-            self._listed = listed
-        for name in sorted(known - listed):
+            kicked = {session.node for session in self._sessions.values()} - self.nodes.nodes().keys()
+        for name in sorted(kicked):
             log.info("%s was kicked", name, extra=TALK)
-            self._dismiss({name}, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
-        for context, node in list(self._calls.items()):
-            if node not in listed:
-                cut_off(context, after=END_SECONDS)
+        self._dismiss(kicked, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
 
     def pause(self, nodes: frozenset[str]) -> None:
         """These are to wait, and no others: their sessions end, and no new ones begin."""
@@ -258,11 +226,6 @@ class CrewServer:
             self._receiver.left(session.worker, why)
         return [session.worker for session in sessions]
 
-    def workers(self) -> list[str]:
-        """Who has a session now."""
-        with self._lock:
-            return sorted(self._sessions)
-
     def close(self) -> None:
         """End all sessions, give messages on their way a moment, close the port. Safe to call twice."""
         with self._lock:
@@ -276,38 +239,27 @@ class CrewServer:
 
     # -- a session -----------------------------------------------------------------------------------------------------
 
-    def _handlers(self) -> Any:
-        stream = grpc.stream_stream_rpc_method_handler
-        session = stream(self._session, response_serializer=wire.encode)
-        calls = {"Enroll": stream(self._enroll), "Session": session, "Call": stream(self._call)}
-        return grpc.method_handlers_generic_handler(SERVICE, calls)
-
-    def _session(self, requests: Iterator[bytes], context: Any) -> Iterator[ToWorker | Order]:
+    def _session(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         with refusing(context):
-            session = self._begin(self._worker(context), context)
+            session = self._begin(self._worker(context))
         reader = threading.Thread(target=self._read, args=(session, requests), name=f"reads-{session.worker}")
         reader.start()
         try:
             while (message := session.outbox.get()) is not None:
-                yield message
+                yield wire.encode(message)
         finally:
-            self._forget(session)
+            self._left(session)
 
-    def _begin(self, worker: str, context: Any) -> _Session:
-        """A new session, which ends the worker's older one. Raises Refused, Busy."""
-        session = _Session(worker, context)
+    def _begin(self, worker: str) -> _Session:
+        """A new session, which ends the worker's older one; that of a paused node has ended."""
+        session = _Session(worker)
         with self._lock:  # a pause either finds the session, or is found
-            if session.node in self._paused:
-                raise Busy(PAUSED)
-            others = [other for other in self._sessions.values() if other.worker != worker]
-            if len(others) >= MAX_WORKERS:
-                raise Refused("the crew is full: {most} workers", most=MAX_WORKERS)
-            if sum(other.node == session.node for other in others) >= MAX_DEVICES:
-                raise Refused("a node has {most} workers at most", most=MAX_DEVICES)
-            older = self._sessions.get(worker)
-            self._sessions[worker] = session
-            if older is not None:
-                older.over = True
+            is_paused = session.node in self._paused
+            older = self._sessions.pop(worker, None)
+            if not is_paused:
+                self._sessions[worker] = session
+        if is_paused:
+            self._end(session, Stop(reason=PAUSED, again=True))
         if older is not None:
             reason = Message("a newer session of the same node has begun")
             self._end(older, Stop(reason=reason, refused=True))
@@ -318,31 +270,34 @@ class CrewServer:
         """Everything one worker says, until its connection ends."""
         try:
             for request in requests:
-                self._take(session, wire.decode(request, *SAID))
-        except LinkError as error:
+                self._take(session, wire.decode(request, *SAID), requests)
+        except CuadrillaError as error:
             log.warning("%s: %s", session.worker, error.message)
             session.reason = error.message
-            session.outbox.put(Stop(reason=error.message, refused=True))
+            refused = isinstance(error, LinkError)  # else this machine has no room for a file
+            session.outbox.put(Stop(reason=error.message, refused=refused, again=not refused))
         except grpc.RpcError:  # the connection broke
             pass
         finally:
-            self._forget(session)
-            session.outbox.put(None)
-            cut_off(session.context, after=END_SECONDS)
+            self._left(session)
 
-    def _take(self, session: _Session, message: Hello | Progress | Goodbye | NodeReport | JobNews) -> None:
-        """Raises LinkError for what no worker of ours says."""
+    def _take(self, session: _Session, message: Said, requests: Iterator[bytes]) -> None:
+        """Raises LinkError for what no worker of ours says, ResourceError."""
         worker = session.worker
+        if isinstance(message, Contribution) and message.valid:
+            data = self._data(session, requests)
+            message = replace(message, tensors=wire.received(data, self._contributions, memory=self._upload_memory))
         match message:
-            case _ if session.over:
+            case Goodbye():
+                if self._end(session):
+                    self._receiver.deliver(worker, message)
+            case _ if self._sessions.get(worker) is not session:
                 pass
-            case Hello() | Goodbye():
-                if not session.joined:
-                    log.info("%s joined", worker, extra=TALK)
-                session.joined, session.over = True, isinstance(message, Goodbye)
+            case Contribution():
                 self._receiver.deliver(worker, message)
-            case _ if not session.joined:
-                pass
+            case Hello():
+                log.info("%s joined", worker, extra=TALK)
+                self._receiver.deliver(worker, message)
             case Progress():
                 session.progress = message
                 self._tell_progress(session)
@@ -350,30 +305,39 @@ class CrewServer:
                 self._receiver.reported(worker, message)
             case JobNews() if self._jobs is not None:
                 self._jobs.news(worker, message)
-            case JobNews():
-                raise LinkError("it reports about a job, and this run has none", hint="install the same version there")
+            case Keep() if self._jobs is not None:
+                self._jobs.keep(worker, message, self._data(session, requests))
+            case _:
+                raise LinkError("it speaks of a job, and this run has none", hint="install the same version there")
+
+    def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
+        """The chunks behind a message, each of which is progress of the worker: heartbeats wait behind them."""
+        for request in requests:
+            if len(request) <= 1 or not request.startswith(wire.DATA):
+                return
+            yield memoryview(request)[1:]
+            session.chunks += 1
+            self._tell_progress(session)
+        raise grpc.RpcError  # it ended in the middle
 
     def _tell_progress(self, session: _Session) -> None:
         said = session.progress
         self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
-    def _end(self, session: _Session, stop: Stop) -> None:
-        """From now on nothing that it says counts; it may still hear why."""
-        session.over = True
-        self._forget(session)
-        session.outbox.put(stop)
-        session.outbox.put(None)
-        cut_off(session.context, after=END_SECONDS)
-
-    def _forget(self, session: _Session) -> None:
-        """The session is over; if that is news, its worker has left."""
+    def _end(self, session: _Session, stop: Stop | None = None) -> bool:
+        """From now on nothing that it says counts; it may still hear why. Whether it was its worker's newest."""
         with self._lock:
-            if self._sessions.get(session.worker) is session:
+            is_news = self._sessions.get(session.worker) is session
+            if is_news:
                 del self._sessions[session.worker]
-            is_news, session.over = not session.over, True
-        if session.sending is not None:
-            session.sending.cancel()
-        if is_news:
+        if stop is not None:
+            session.outbox.put(stop)
+        session.outbox.put(None)
+        return is_news
+
+    def _left(self, session: _Session) -> None:
+        """Its connection has ended; if that is news, its worker has left."""
+        if self._end(session):
             log.warning("%s left: %s", session.worker, session.reason)
             self._receiver.left(session.worker, session.reason)
 
@@ -381,104 +345,47 @@ class CrewServer:
 
     def _call(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         with refusing(context):
+            if secret := said(context, wire.INVITE_KEY):
+                self.invites.check(secret)
+                enroll = wire.decode(next(requests, b""), Enroll)
+                yield wire.encode(self._let_in(enroll, secret, own=self._listed_name(context) or ""))
+                return
             worker = self._worker(context)
             asked = wire.decode(next(requests, b""), *ASKED)
             match asked:
-                case Contribution() | Keep():
-                    self._receive(self._sender(worker, context), asked, requests)
-                    yield wire.encode(Done())
                 case Describe():
-                    yield wire.encode(self._describe())
+                    yield wire.encode(self._description)
                 case Leave():
                     self._leave(node_of(worker))
-                    yield wire.encode(Done())
                 case Download():
                     yield from self._download(asked)
                 case Check():
-                    yield wire.encode(measure_arriving(requests))
-                case Measure():
-                    yield from bytes_for(asked.seconds)
+                    num_bytes = sum(map(len, requests))
+                    yield wire.encode(Clock(unix_seconds=time.time(), num_bytes=num_bytes))
+                    yield from wire.noise(asked.seconds)
                 case Follow():
-                    yield from self._standby.grown(node_of(worker), asked, goes_on=context.is_active)
 
-    def _enroll(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        secret = said(context, INVITE_KEY) or b""
-        with refusing(context):
-            self._invites.check(secret, now=monotonic())
-            asked = wire.decode(next(requests, b""), Enroll)
-            yield wire.encode(self._let_in(asked, secret, own=self._listed_name(context) or ""))
+                    def goes_on() -> bool:
+                        return bool(context.is_active()) and self._listed_name(context) is not None
+
+                    yield from self._standby.grown(node_of(worker), asked, goes_on=goes_on)
 
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
         """A name and a token, for one use of the invite. `own`: the machine's name so far. Raises CuadrillaError."""
-        try:
-            if OWN_WORKER.fullmatch(asked.name):
-                told = "{name} is what workers of the coordinator's own machine are called"
-                raise NameTaken(told, name=asked.name, hint="another name: cuadrilla join --name NAME")
-            with self._invites.letting_in(secret, now=monotonic()):
-                name, token = self.nodes.add(asked.name, numbered=asked.numbered, own=own)
-        except NameTaken as error:
-            log.info("a machine was not let in: %s; its invite is still good", error.message)
-            raise
+        with self.invites.letting_in(secret):
+            name, token = self.nodes.add(asked.name, numbered=asked.numbered, own=own)
         log.info("%s joined the crew", name)
         if name != asked.name:
             log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)
         return Enrolled(token=token, name=name)
 
-    def _describe(self) -> RunDescription:
-        return RunDescription(
-            config=self._offer.config,
-            files=offered(self._offer.files),
-            cuadrilla=__version__,
-            term=self._term,
-            takes_jobs=self._jobs is not None,
-        )
-
     def _leave(self, name: str) -> None:
         """Raises CuadrillaError."""
-        with self._lock:  # nobody takes it for one that was kicked
-            self.nodes.remove(name)
-            self._listed.discard(name)
-        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
         stop = Stop(reason=Message("this machine has left the crew"), refused=True)
         self._dismiss({name}, stop, why=Message("it has left the crew"))
+        self.nodes.remove(name)
         self._standby.forget(name)
-
-    def _sender(self, worker: str, context: Any) -> _Session:
-        """The session of a worker that sends something large: one at a time, the newest, since an older one may wait
-        for a connection that is gone. Raises LinkError.
-        """
-        with self._lock:
-            session = self._sessions.get(worker)
-            if session is None:
-                raise LinkError("it has no session", hint="it joins again")
-            older, session.sending = session.sending, context
-        if older is not None:
-            older.cancel()
-        return session
-
-    def _receive(self, session: _Session, head: Contribution | Keep, chunks: Iterator[bytes]) -> None:
-        """A contribution, with whose last byte its lease is answered, or a file of a job. Raises LinkError,
-        ResourceError."""
-        chunks = self._counted(session, chunks)
-        if isinstance(head, Keep):
-            if self._jobs is None:
-                raise LinkError("nobody wants that file", hint="install the same version there")
-            self._jobs.keep(session.worker, head, wire.whole(chunks, head.num_bytes))
-            return
-        if head.valid:
-            head = replace(head, tensors=wire.received(chunks, self._contributions, memory=self._upload_memory))
-        session.check()
-        session.sending = None  # all of it is here: the end of the session is no reason to cut it off
-        self._receiver.deliver(session.worker, head)
-
-    def _counted(self, session: _Session, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Chunks, each of which is progress of the worker, as long as what it says counts. Raises LinkError."""
-        for chunk in chunks:
-            session.check()
-            yield chunk
-            session.chunks += 1
-            self._tell_progress(session)
-        session.check()
+        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
 
     def _download(self, wanted: Download) -> Iterator[bytes]:
         """Raises LinkError for what is not offered."""
@@ -486,37 +393,65 @@ class CrewServer:
         if packed is not None:
             yield from wire.chunks([packed])
             return
-        path = self._file(wanted.sha256)
+        files = (path for path, sha256 in self._offer.files.values() if sha256.hex() == wanted.sha256)
+        path = next(files, None) or (self._jobs.file(wanted.sha256) if self._jobs is not None else None)
         if path is None:
             raise LinkError("what is asked for is not here")
         yield from wire.file_chunks(path, wanted.offset)
 
-    def _file(self, name: str) -> Path | None:
-        """A file of the offer, or of a job, by its SHA-256 in hexadecimal."""
-        for path, sha256 in self._offer.files.values():
-            if sha256.hex() == name:
-                return path
-        return self._jobs.file(name) if self._jobs is not None else None
-
     # -- who calls -----------------------------------------------------------------------------------------------------
 
     def _worker(self, context: Any) -> str:
-        """The name of the worker that calls: of a node, or of one device of it. Raises Refused, Busy, LinkError."""
+        """The name of the worker that calls: of a node, or of the device that it names. Raises Refused, LinkError."""
         name = self._listed_name(context)
         if name is None:
             raise Refused(NOT_LISTED)
-        worker = worker_name(name, said(context, DEVICE_KEY))
-        if list(self._calls.values()).count(name) >= MAX_CALLS:
-            raise Busy("too many calls at once")
-        self._calls[context] = name
-        if not context.add_callback(lambda: self._calls.pop(context, None)):  # it has ended meanwhile
-            del self._calls[context]
-        return worker
+        device = said(context, wire.DEVICE_KEY)[:MAX_DEVICE]
+        return f"{name}/{device}" if device else name
 
     def _listed_name(self, context: Any) -> str | None:
-        """Which node's token a call shows; None for a stranger."""
-        try:
-            return self.nodes.name_of(said(context, TOKEN_KEY))
-        except LinkError as error:
-            log.warning("%s", error.message)
-            return None
+        """Which node's token a call shows; None for a stranger. Raises LinkError for a damaged list."""
+        return self.nodes.name_of(said(context, wire.TOKEN_KEY))
+
+
+def start_server(
+    address: str, calls: Mapping[str, Any], *, keys: Identity, pool: ThreadPoolExecutor
+) -> tuple[Any, int]:
+    """gRPC's server at HOST:PORT, and its port; it answers in threads of `pool`. Raises LinkError.
+
+    A connection that is silent for 30 s is asked whether its other end is there, which has as long to answer. Clients
+    ask every 10 s whether a connection lives; more often than every 5 s is abuse.
+    """
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", 16),
+        ("grpc.server_handshake_timeout_ms", 5_000),
+        ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 30_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+    handlers = {name: grpc.stream_stream_rpc_method_handler(call) for name, call in calls.items()}
+    server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(wire.SERVICE, handlers)], options=options)
+    try:
+        port = server.add_secure_port(address, grpc.ssl_server_credentials([(keys.key, keys.certificate)]))
+    except RuntimeError as error:
+        hint = "another program may have taken that port just now; try again"
+        raise LinkError("cannot listen on {address}: {reason}", address=address, reason=error, hint=hint) from None
+    server.start()
+    return server, port
+
+
+def said(context: Any, key: str) -> Any:
+    """What a call's metadata says; empty if nothing."""
+    return dict(context.invocation_metadata()).get(key, "")
+
+
+@contextmanager
+def refusing(context: Any) -> Iterator[None]:
+    """Ends a call with what went wrong, as `client.as_link_error` reads it."""
+    try:
+        yield
+    except CuadrillaError as error:
+        context.abort(CODES.get(type(error), grpc.StatusCode.INVALID_ARGUMENT), error.message)

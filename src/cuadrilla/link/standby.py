@@ -40,38 +40,24 @@ class StandbyServer:
     announced: int = 0
     """The newest version that workers have been told of."""
     closing: threading.Event = field(default_factory=threading.Event)
-    _addresses: dict[str, str] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def addresses(self) -> list[str]:
-        """Where the crew would go on, as the standbys have said."""
-        with self._lock:
-            return sorted(self._addresses.values())
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Where the crew would go on, as the standbys have said."""
 
     def forget(self, name: str) -> None:
         """The node of that name has left the crew."""
-        with self._lock:
-            self.names -= {name}
-            self._addresses.pop(name, None)
+        self.names -= {name}
+        self.addresses = {other: address for other, address in self.addresses.items() if other != name}
 
-    def _remember(self, name: str, address: str) -> None:
-        """Where it would coordinate. Raises LinkError for what nobody can dial, Refused for a node that the owner has
-        not named."""
+    def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
+        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
+        LinkError; Refused for a node that the owner has not named."""
         if name not in self.names:
             told = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
             )
             raise Refused(told, name=name)
-        Address.parse(address).check_dialled()
-        with self._lock:
-            self._addresses[name] = address
-
-    def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
-        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
-        LinkError, Refused."""
-        self._remember(name, request.address)
-        known, journal = b"", dict[Path, int]()
-        held, checkpoint = request.manifest, iter(list[bytes]())
+        self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
+        known, held, journal, checkpoint = b"", request.manifest, dict[Path, int](), iter(list[bytes]())
         versions = {manifest: version for version, manifest in self._manifests()}
         begin = versions.get(held, max(versions.values(), default=0))
         while goes_on() and not self.closing.is_set():

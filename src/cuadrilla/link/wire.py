@@ -1,7 +1,8 @@
 """Messages and tensors of `link/base.py` as bytes on a connection, and back. No I/O.
 
 A message is its name and JSON: `Progress {"micro_steps": 7}`. The bounds of its annotations are checked when it
-arrives.
+arrives. In a session the bytes that belong to a message follow it, in chunks that begin with `DATA`; an empty one is
+their end.
 
 Tensors travel as one blob in the layout of safetensors, cut into chunks of `CHUNK_BYTES`. A receiver knows from its
 model which tensors it may get (`Layout`), so the blob's header must equal one that it expects: nothing of it is parsed,
@@ -13,25 +14,34 @@ What costs time here is memory that the kernel has to clear, not copying: large 
 import itertools
 import json
 import math
+import os
 import sys
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from cuadrilla.dtypes import dtype_name
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Tensors
-from cuadrilla.messages import Message
 
 CHUNK_BYTES = 2**18
 """Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""
+DATA = b"\0"
+SERVICE = "cuadrilla.crew.Crew"
+DEVICE_KEY = "cuadrilla-device"
+"""In a call's metadata: for which of its devices a node calls, if it works with several."""
+TOKEN_KEY, INVITE_KEY = "cuadrilla-token", "cuadrilla-invite-bin"
+"""In a call's metadata: a node's token; the secret of an invite."""
+MAX_MESSAGE_BYTES = 16 * CHUNK_BYTES
 SAFETENSORS_NAMES = {"bfloat16": "BF16", "uint8": "U8"}
 """Others are their first letter and their bits: float32 is F32."""
 
@@ -49,23 +59,17 @@ def encode(message: object) -> bytes:
 def decode(raw: bytes, *kinds: type) -> Any:
     """A message of one of these kinds. Raises LinkError for anything else, and for numbers out of bounds."""
     name, _, text = raw.partition(b" ")
-    for kind in kinds:
-        if kind.__name__.encode() == name:
-            try:
+    with suppress(ValueError):  # ValidationError is one
+        for kind in kinds:
+            if kind.__name__.encode() == name:
                 return _adapter(kind).validate_json(text, strict=True)
-            except (ValidationError, ValueError) as error:  # ValueError: hexadecimal that is none
-                raise _nonsense(Message("{kind} with a value that none has", kind=kind.__name__)) from error
-    raise _nonsense(Message("one of no known kind"))
+    hint = "install the same version on both machines"
+    raise LinkError("a message cannot be used: {name!r}", name=name[:40].decode(errors="replace"), hint=hint)
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _nonsense(problem: Message) -> LinkError:
-    told = "a message cannot be used: {problem}"
-    return LinkError(told, problem=problem, hint="install the same version on both machines")
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Layout:
         """`tensors`, which must have this layout, as a blob: a copy."""
         packed = (memory or Memory()).take(self.num_bytes)
         packed[: len(self.header)] = self.header
-        for name, target in self.views(self._values(packed)).items():
+        for name, target in self._views(packed).items():
             target.copy_(tensors[name].detach())
         return packed
 
@@ -121,23 +125,15 @@ class Layout:
     def unpack(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
         """The tensors of a blob, without a copy: they keep it alive. Raises LinkError for one of another layout."""
         if len(blob) != self.num_bytes or bytes(blob[: len(self.header)]) != self.header:
-            raise _unexpected(Message("tensors of another model"))
-        return self.views(self._values(blob))
+            raise _unexpected()
+        return self._views(blob)
 
-    def _values(self, blob: bytearray | memoryview) -> Tensor:
-        """What is behind the header, as bytes."""
+    def _views(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
+        """The tensors that lie behind the header."""
         first = len(self.header)
-        return torch.frombuffer(blob, dtype=torch.uint8, offset=first) if len(blob) > first else torch.empty(0).byte()
-
-    def views(self, values: Tensor) -> dict[str, Tensor]:
-        """The tensors that lie in `values`, bytes on any device."""
+        values = torch.frombuffer(blob, dtype=torch.uint8, offset=first) if len(blob) > first else torch.empty(0).byte()
         parts = zip(self.entries, torch.split(values, self.sizes), strict=True)
         return {name: part.view(dtype).view(shape) for (name, dtype, shape), part in parts}
-
-
-def layouts(forms: Iterable[Tensors]) -> tuple[Layout, ...]:
-    """Of each of several sets of tensors."""
-    return tuple(Layout.of(tensors) for tensors in forms)
 
 
 def _safetensors_name(dtype: torch.dtype) -> str:
@@ -191,6 +187,14 @@ def chunks(parts: Iterable[Buffer]) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
+def framed(message: object, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """A message of a session and the bytes that belong to it."""
+    yield encode(message)
+    for chunk in chunks:
+        yield DATA + chunk
+    yield DATA
+
+
 def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Iterator[bytes]:
     """A file from `offset` to its end, or to `end`."""
     size = path.stat().st_size if end is None else end
@@ -200,43 +204,35 @@ def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Itera
             yield data
 
 
-def whole(chunks: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
-    """Chunks of what has `num_bytes`. Raises LinkError unless they are all, and each holds something."""
-    received = 0
-    for chunk in chunks:
-        received += len(chunk)
-        if not chunk or received > num_bytes:
-            raise _unexpected(Message("it is empty, or longer than announced"))
+def noise(seconds: float) -> Iterator[bytes]:
+    """What measures a line for so long, in chunks that end in time on a slow one and fill a fast one."""
+    chunk, end = os.urandom(CHUNK_BYTES // 2), time.monotonic() + seconds
+    while time.monotonic() < end:
         yield chunk
-    if received < num_bytes:
-        raise _unexpected(Message("it ends early"))
 
 
-def gathered(chunks: Iterable[bytes], num_bytes: int, *, memory: Memory) -> memoryview:
-    """A blob of `num_bytes` from its chunks. Raises LinkError, as `whole`."""
-    blob, end = memoryview(b""), 0
-    try:
-        for chunk in whole(chunks, num_bytes):
-            if not end:
-                blob = memory.take(num_bytes)
-            blob[end : end + len(chunk)] = chunk
-            end += len(chunk)
-        return blob
-    finally:
-        del blob  # gRPC keeps the error of a call that broke for long, and with it what was going on
-
-
-def received(chunks: Iterator[bytes], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
+def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
     """The tensors of a blob from its chunks, in the one of these layouts whose header the first chunk begins with.
     Raises LinkError.
     """
     first = next(chunks, b"")
     layout = next((each for each in layouts if first[: len(each.header)] == each.header[: len(first)]), None)
-    if layout is None:
-        raise _unexpected(Message("tensors of another model"))
-    return layout.unpack(gathered(itertools.chain([first], chunks), layout.num_bytes, memory=memory))
+    if layout is None or not first:
+        raise _unexpected()
+    blob, end = memory.take(layout.num_bytes), 0
+    try:
+        for chunk in itertools.chain([first], chunks):
+            end += len(chunk)
+            if end > len(blob):
+                break
+            blob[end - len(chunk) : end] = chunk
+        if end != len(blob):
+            raise _unexpected()
+        return layout.unpack(blob)
+    finally:
+        del blob  # gRPC keeps the error of a call that broke for long, and with it what was going on
 
 
-def _unexpected(problem: Message) -> LinkError:
-    told = "a part of a transfer cannot be used: {problem}"
-    return LinkError(told, problem=problem, hint="the other machine is asked again")
+def _unexpected() -> LinkError:
+    told = "tensors arrived that are not those of this model, or not all of them"
+    return LinkError(told, hint="the other machine is asked again")

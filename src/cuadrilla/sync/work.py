@@ -49,8 +49,8 @@ class Rounds(Protocol):
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
-    `merged`: leases that the last version took up, `merged_steps`: its steps. `opened_at`: when the round was opened,
-    `merge_seconds`: a running mean, from the last answer of a round to its version.
+    `merged_steps`: of the last version. `opened_at`: when the round was opened, `merge_seconds`: a running mean, from
+    the last answer of a round to its version.
     """
 
     rules: Rules
@@ -61,7 +61,6 @@ class Work:
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    merged: tuple[int, ...] = ()
     merged_steps: int = 0
     opened_at: float = 0.0
     merge_seconds: float = 0.0
@@ -117,7 +116,7 @@ class Work:
 
     def tell_version(self, worker: str) -> Action:
         """The one that was committed last."""
-        return Send(worker=worker, message=Version(version=self.version, steps=self.steps, merged=self.merged))
+        return Send(worker=worker, message=Version(version=self.version, steps=self.steps))
 
     def late(self) -> list[Grant]:
         """Leases that take longer than they should."""
@@ -179,7 +178,6 @@ class Work:
         self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
             2 if self.merge_seconds else 1
         )
-        self.merged = tuple(answer.grant.lease_id for answer in merge.answers)
         self.tokens += sum(answer.said.tokens for answer in merge.answers)
         for answer in merge.answers:
             del self.answers[answer.grant.lease_id]

@@ -15,7 +15,7 @@ from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSe
 from cuadrilla.data.shards import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, TaskError
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.wire import Layout, layouts
+from cuadrilla.link.wire import Layout
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
@@ -89,7 +89,7 @@ class Equipment:
     @property
     def parameters(self) -> tuple[Layout, ...]:
         """Of a version, as it may arrive."""
-        return layouts(self.strategy.versions_like(self.model, self.recipe))
+        return tuple(map(Layout.of, self.strategy.versions_like(self.model, self.recipe)))
 
     def work(self, link: Link) -> Stop:
         """One session of a worker, from Hello to Stop. Raises what `train` raises."""
