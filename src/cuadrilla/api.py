@@ -121,8 +121,8 @@ class Run:
         """Train to the end, or to step `stop_at`; what was begun goes on.
 
         `settings`: over those of the run file, as `--set` gives them, by `section.key` or by section. `on_step` gets
-        each step's row once that step cannot be lost any more, in the calling thread; in a crew the row of an evaluated
-        step comes a second time, with what was found. An error that it raises ends the training.
+        each step's row once that step cannot be lost any more, in the calling thread; an error that it raises ends the
+        training.
         `tell` gets what a command would say. Ctrl-C (in the main thread) saves and raises KeyboardInterrupt, at once
         when it comes twice; `stop` saves and returns. Raises CuadrillaError, or what a task of your own raised.
         """

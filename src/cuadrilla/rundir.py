@@ -217,10 +217,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of an append-only file, the last one of each version in the place of its first.
-
-    A resumed run repeats some versions; what an evaluation has found comes later than the version that it is of.
-    """
+    """Rows of an append-only file, the last of each version at the place of its first: a resumed run repeats some."""
     return list({row.get("version"): row for row in read_jsonl(path)}.values())
 
 

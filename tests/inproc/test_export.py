@@ -15,15 +15,9 @@ from cuadrilla.model.generate import generate
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.trained import ModelSource, open_model
+from cuadrilla.train.trained import open_model
 
 PROMPT = "Había una vez"
-
-
-def source_of(run: RunDir) -> ModelSource:
-    source = open_model(run.path).source
-    assert source is not None
-    return source
 
 
 def greedy(language: RunDir, *, tokens: int) -> str:
@@ -71,7 +65,7 @@ def test_a_run_without_its_data_folder_is_exported_and_writes(language: RunDir, 
     shutil.copytree(language.path, moved.path)
     assert not (moved.path / read_run_config(moved).data.folder).exists()
     export_hf(moved.path, to=tmp_path / "hf")
-    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == source_of(language).tokenizer_path.read_bytes()
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == open_model(language.path).tokenizer_path.read_bytes()
     assert greedy(moved, tokens=15) == greedy(language, tokens=15)
 
 
@@ -108,7 +102,7 @@ def test_llama_cpp_writes_our_text(half: bool, language: RunDir, tmp_path: Path)
     pytest.importorskip("gguf", reason="needs the extra export")
     export_gguf(language.path, to=tmp_path / "m.gguf", f16=half)
     theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=256, n_threads=1, verbose=False)
-    tokenizer = Tokenizer.load(source_of(language).tokenizer_path)
+    tokenizer = Tokenizer.load(open_model(language.path).tokenizer_path)
     for text in (PROMPT, "Lucía  fue\n\na la plaza: «¿Qué tal?» ñandú 1605 🙂", "  El perro \n"):
         assert theirs.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text)
     found = theirs.create_completion(tokenizer.encode(PROMPT), max_tokens=15, temperature=0)

@@ -104,7 +104,7 @@ def test_other_settings_wait_until_the_journal_is_redone(tmp_path: Path) -> None
 def test_what_the_state_depends_on_never_changes(tmp_path: Path, change: str) -> None:
     execute(tmp_path, RaggedRegression(), stop_at=2)
     config = resolve(RUN_FILE, sets=[change]).config
-    with pytest.raises(ConfigError, match="cannot be resumed"):
+    with pytest.raises(ConfigError, match="changed since this run began"):
         assemble(config, RunDir(tmp_path), task=RaggedRegression(), sinks=[], allow_changes=True)
 
 

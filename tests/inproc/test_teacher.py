@@ -61,7 +61,7 @@ def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(data: Path, t
     train(crew, TEACHER, *CREW, stop_at=3)
     assert {path.name for path in (crew.teachers / "0").iterdir()} >= {"config.json", "model.safetensors"}
     shutil.rmtree(teacher.path)
-    train(crew, *CREW)  # the teacher is kept, and so is its name
+    train(crew, TEACHER, *CREW)  # the copy is kept
     assert same(alone, crew)
     assert losses(crew) == losses(alone)
     files = bundle.offer(read_run_file(crew.run_file).config, crew.path).files
@@ -102,16 +102,16 @@ def test_who_cannot_teach_is_refused(data: Path, teacher: RunDir, tmp_path: Path
 def test_a_teacher_belongs_to_the_run(data: Path, teacher: RunDir, tmp_path: Path) -> None:
     run = language_run(tmp_path / "run", data, steps=4)
     train(run, TEACHER, stop_at=2)
-    with pytest.raises(ConfigError, match=r"another train.teacher_share"):
-        train(run, "train.teacher_share=0.7")
+    with pytest.raises(ConfigError, match=r"train.teacher_share"):
+        train(run, TEACHER, "train.teacher_share=0.7")
     weights = run.teachers / "0" / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-4] + b"\0\0\0\1")
     with pytest.raises(CheckpointError, match="or a teacher, is not"):
-        train(run)
+        train(run, TEACHER)
     weights.unlink()
     with pytest.raises(DataError, match="cannot read the teacher"):
-        train(run)
+        train(run, TEACHER)
     weights.write_bytes(kept)
-    train(run)
+    train(run, TEACHER)
     assert choose_step(run).newest == 4

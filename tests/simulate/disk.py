@@ -275,10 +275,8 @@ class VirtualStore:
         self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
         self.point()
 
-    def after_commit(
-        self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool, evaluates: bool
-    ) -> None:
-        del row, evaluates
+    def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
+        del row
         self.audit.committed(version, self.weights.theta)
         if not last and (self.save_now or version % CHECKPOINT_EVERY == 0):
             try:

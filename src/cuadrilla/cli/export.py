@@ -11,9 +11,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed, write_atomic
 
 if TYPE_CHECKING:
-    from cuadrilla.model.gpt2 import GPT2
-    from cuadrilla.train.checkpoint import Step
-    from cuadrilla.train.trained import ModelSource
+    from cuadrilla.train.trained import LanguageModel
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -38,14 +36,14 @@ def export_hf(
     from cuadrilla.train.card import model_card
 
     options.json |= json
-    found = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
-    strange = [name for name in found if name not in (*FILES, CARD) and not name.startswith(".")]
+    there = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
+    strange = [name for name in there if name not in (*FILES, CARD) and not name.startswith(".")]
     if strange:
         raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
-    model, source = _open(run, newest=newest)
-    save_hf(model, to, tokenizer_path=source.tokenizer_path)
-    write_atomic(to / CARD, model_card(model, source))
-    _report(to, step=source.step, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
+    found = _open(run, newest=newest)
+    save_hf(found.model, to, tokenizer_path=found.tokenizer_path)
+    write_atomic(to / CARD, model_card(found))
+    _report(to, found, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
 
 
 @app.command("gguf")
@@ -64,27 +62,31 @@ def export_gguf(
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")
-    model, source = _open(run, newest=newest)
+    found = _open(run, newest=newest)
+    assert found.run is not None
+    assert found.step is not None
+    model = found.model
     about = Description(
-        name=source.run.path.resolve().name,
-        description=f"GPT-2, {num_parameters(model):,} parameters, step {source.step.version:,}",
-        licence=licences(source),
+        name=found.run.path.resolve().name,
+        description=f"GPT-2, {num_parameters(model):,} parameters, step {found.step.version:,}",
+        licence=licences(found),
     )
     read = model.state_dict().__getitem__
-    write_gguf(to, config=model.config, tokenizer_path=source.tokenizer_path, read=read, half=f16, about=about)
-    _report(to, step=source.step, num_bytes=to.stat().st_size)
+    write_gguf(to, config=model.config, tokenizer_path=found.tokenizer_path, read=read, half=f16, about=about)
+    _report(to, found, num_bytes=to.stat().st_size)
 
 
-def _open(run: Path, *, newest: bool) -> "tuple[GPT2, ModelSource]":
+def _open(run: Path, *, newest: bool) -> "LanguageModel":
     from cuadrilla.train.trained import open_model
 
     found = open_model(run, device="cpu", newest=newest, precision="fp32")
-    if (source := found.source) is None:
+    if found.run is None:
         raise ConfigError("{path} is not a run", path=run, hint="name a trained run")
-    return found.model, source
+    return found
 
 
-def _report(to: Path, *, step: "Step", num_bytes: int) -> None:
-    say("wrote {to} ({size:.1f} MB) from {step}", to=to, size=num_bytes / 1e6, step=step)
+def _report(to: Path, found: "LanguageModel", *, num_bytes: int) -> None:
+    assert found.step is not None
+    say("wrote {to} ({size:.1f} MB) from {step}", to=to, size=num_bytes / 1e6, step=found.step)
     if options.json:
-        emit_json({"path": str(to), "version": step.version, "num_bytes": num_bytes})
+        emit_json({"path": str(to), "version": found.step.version, "num_bytes": num_bytes})

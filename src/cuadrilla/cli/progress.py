@@ -56,7 +56,6 @@ class ProgressSink:
         self._step_began = clock()
         self._broken = False
         self._evaluation: str = ""
-        self._shown = done
         self._bar: Progress | None = None
         if stderr.is_terminal:
             self._bar = Progress(
@@ -140,9 +139,7 @@ class ProgressSink:
         )
         sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
         if self._bar is not None:
-            if step >= self._shown:  # an evaluation's row comes later than the steps behind it
-                self._shown = step
-                self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
+            self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
             if sample:
                 stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
             return

@@ -10,7 +10,7 @@ from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.pretrained import ORIGIN
 from cuadrilla.rundir import last_rows, read_object
-from cuadrilla.train.trained import ModelSource
+from cuadrilla.train.trained import LanguageModel
 from cuadrilla.version import __version__
 
 CARD = """---
@@ -40,10 +40,11 @@ Modelo de lenguaje GPT-2, entrenado con cuadrilla. Continúa textos; no sigue in
 """
 
 
-def model_card(model: GPT2, source: ModelSource) -> str:
-    """Markdown with the front matter that model hubs read."""
-    facts = "\n".join(f"| {key} | {value} |" for key, value in _facts(model, source).items() if value)
-    return CARD.format(name=source.run.path.resolve().name, cuadrilla=__version__, facts=facts)
+def model_card(found: LanguageModel) -> str:
+    """Markdown with the front matter that model hubs read, for the model of a run."""
+    assert found.run is not None
+    facts = "\n".join(f"| {key} | {value} |" for key, value in _facts(found).items() if value)
+    return CARD.format(name=found.run.path.resolve().name, cuadrilla=__version__, facts=facts)
 
 
 def num_parameters(model: GPT2) -> int:
@@ -51,40 +52,46 @@ def num_parameters(model: GPT2) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def licences(source: ModelSource) -> str:
+def licences(found: LanguageModel) -> str:
     """The licences of the data's sources; "" once the data folder has gone away."""
-    manifest = _manifest(source)
+    manifest = _manifest(found)
     return ", ".join(dict.fromkeys(each.licence for each in manifest.sources)) if manifest else ""
 
 
-def _manifest(source: ModelSource) -> Manifest | None:
+def _manifest(found: LanguageModel) -> Manifest | None:
+    assert found.run is not None
+    assert found.config is not None
     with suppress(DataError):
-        return read_manifest(source.run.path / source.config.data.folder)
+        return read_manifest(found.run.path / found.config.data.folder)
     return None
 
 
-def _facts(model: GPT2, source: ModelSource) -> dict[str, str]:
+def _facts(found: LanguageModel) -> dict[str, str]:
     """What the run's files say about this model; "" where they say nothing."""
-    shape, config, step = model.config, source.config, source.step.version
-    rows = [row for row in last_rows(source.run.metrics) if row["version"] <= step]
+    run, config, step = found.run, found.config, found.step
+    assert run is not None
+    assert config is not None
+    assert step is not None
+    shape = found.model.config
+    rows = [row for row in last_rows(run.metrics) if row["version"] <= step.version]
     bits = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
     facts = {
-        "parameters": f"{num_parameters(model):,}",
+        "parameters": f"{num_parameters(found.model):,}",
         "layers, heads, width": f"{shape.layers}, {shape.heads}, {shape.width}",
         "context": f"{shape.context:,} tokens",
         "vocabulary": f"{shape.vocab_size:,} (byte-level BPE)",
-        "steps": f"{step:,}",
+        "steps": f"{step.version:,}",
         "settings": f"{config.optim.kind}, learning rate {config.optim.lr:g}, "
         f"{config.train.batch_sequences} sequences in a batch, seed {config.run.seed}",
         "tokens seen in training": f"{rows[-1]['tokens']:,}" if rows else "",
         "bits per byte, held-out text": f"{bits[-1]:.4f}" if bits else "",
     }
     if config.model.init:
-        origin = read_object(source.run.path / config.model.init / ORIGIN)
+        origin = read_object(run.path / config.model.init / ORIGIN)
         facts["begun from"] = f"{origin.get('name', config.model.init)} (licence {origin.get('licence', 'unknown')})"
-    if manifest := _manifest(source):
+    if manifest := _manifest(found):
         train = manifest.splits["train"]
         facts["data"] = f"{train.num_documents:,} documents, {train.num_bytes:,} bytes, {train.num_tokens:,} tokens"
         facts["sources"] = ", ".join(each.name for each in manifest.sources[:40])
-        facts["licences of the data"] = licences(source)
+        facts["licences of the data"] = licences(found)
     return facts

@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 SendTo = Callable[[str, ToWorker], None]
 MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
-WAIT_SECONDS = 0.2
 MAX_LOSS = 1e15
 """Per token: squares of it are added."""
 
@@ -188,7 +187,6 @@ class CoordinatorRuntime:
             for worker in list(self._heard):
                 progress, at = self._heard.pop(worker)
                 self._perform(self._coordinator.handle(events.Said(worker=worker, message=progress), at))
-            self._take_evaluation()
             self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
@@ -264,7 +262,7 @@ class CoordinatorRuntime:
                     self._merge_round(action)
                 case events.Commit():
                     began = self._clock()
-                    self._commit(action)  # may evaluate, wait for an evaluation, or save
+                    self._commit(action)  # may evaluate and save
                     self._coordinator.postpone(self._clock() - began)
                 case events.Late():
                     log.info("%s is late with its lease: others are given its units, too", action.worker)
@@ -376,17 +374,10 @@ class CoordinatorRuntime:
     def _commit(self, action: events.Commit) -> None:
         version, steps = action.merge.version, action.merge.steps
         self._row |= self._speed(action.tokens - action.merge.tokens_before)
-        last, observer = version == self._rules.num_steps, self._observer
-        beside = observer is not None and observer.beside and not last and observer.due(version, steps=steps)
-        if beside or last:
-            self._await_evaluation()
-        if observer is not None and not beside:
-            self._row |= observer.observe(version, steps=steps)
-        evaluates = beside and not self._interrupted
+        self._row |= self._observer.observe(version, steps=steps) if self._observer else {}
         self._log_row(version, self._row)
-        self._store.after_commit(self._snapshot, version=version, row=self._row, last=last, evaluates=evaluates)
-        if observer is not None and evaluates:
-            observer.begin(version, dict(self._row), steps=steps)
+        last = version == self._rules.num_steps
+        self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
         self._note_length(before=steps)
         self._since = self._clock()
         if 0 < self._stop_at <= version:
@@ -404,22 +395,6 @@ class CoordinatorRuntime:
         """Of a step that counted so many tokens, since the last one was saved and evaluated."""
         seconds = max(self._clock() - self._since, 1e-9)
         return {"tokens_per_second": tokens / seconds, "seconds": seconds}
-
-    def _await_evaluation(self) -> None:
-        """The one that goes on; unless a person asks for the end meanwhile."""
-        while self._observer is not None and not self._interrupted and not self._observer.wait(WAIT_SECONDS):
-            pass
-        self._take_evaluation()
-
-    def _take_evaluation(self) -> None:
-        """Log the row of a version that was evaluated beside the run again, with what was found."""
-        found = self._observer.take() if self._observer is not None else None
-        if found is None:
-            return
-        version, row = found
-        self._log_row(version, row)
-        self._store.evaluated(row, version=version)
-        self._stop_reason = self._stop_reason or self._out_of_patience()
 
     def _out_of_patience(self) -> str:
         """Why to stop; "" to go on."""
@@ -444,7 +419,6 @@ class CoordinatorRuntime:
 
     def _finish(self, action: events.Finish) -> None:
         version, tokens = self._work.version, self._work.tokens
-        self._take_evaluation()
         self._store.save(self._snapshot, version=version)
         self._store.status("complete" if action.complete else "stopped", version=version, row=self._row)
         self._store.event("finished", version=version, complete=action.complete, reason=action.reason)

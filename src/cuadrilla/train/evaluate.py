@@ -1,11 +1,9 @@
 """Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
 
-import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing.pool import AsyncResult, ThreadPool
 from typing import Any
 
 import numpy as np
@@ -24,20 +22,14 @@ from cuadrilla.model.task import Task
 from cuadrilla.train.precision import Precision
 from cuadrilla.train.sinks import Scalars
 
-Row = Mapping[str, Any]
-
 EVALUATION_BATCH = 16
 EVALUATIONS_PER_RUN = 10
 STORIES_PER_BATCH = 100
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Evaluates and samples the weights of record when a commit crosses a token interval.
-
-    `beside`: a copy of them, in a thread of its own, while workers in other processes go on. The thread is a daemon:
-    Ctrl-C does not wait for it.
-    """
+    """Evaluates and samples the weights of record when a commit crosses a token interval."""
 
     task: Task
     model: nn.Module
@@ -47,8 +39,6 @@ class Observer:
     sample: SampleSection
     step_tokens: int
     total_tokens: int
-    beside: bool = False
-    _running: tuple[int, Row, AsyncResult[Scalars]] | None = None
 
     def due(self, version: int, *, steps: int) -> bool:
         """Whether planned tokens have passed a multiple of the interval in the last `steps`, or the end."""
@@ -56,42 +46,14 @@ class Observer:
         tokens, before = version * self.step_tokens, (version - steps) * self.step_tokens
         return tokens >= self.total_tokens or tokens // every > before // every
 
-    def observe(self, version: int, model: nn.Module | None = None, *, steps: int) -> Scalars:
-        """What to log beside the commit of `version`, whose weights `model` has, so many steps after the one before; {}
-        when nothing is due.
-        """
+    def observe(self, version: int, *, steps: int) -> Scalars:
+        """What to log with the commit of `version`, so many steps after the one before; {} when nothing is due."""
         if not self.due(version, steps=steps):
             return {}
-        model, number = model or self.model, self.evaluate.sequences
-        measures = evaluate(self.task, model, sequences=number, device=self.device, precision=self.precision)
-        text = sample(self.task, model, section=self.sample, seed=version)
+        number = self.evaluate.sequences
+        measures = evaluate(self.task, self.model, sequences=number, device=self.device, precision=self.precision)
+        text = sample(self.task, self.model, section=self.sample, seed=version)
         return {**{f"val_{name}": value for name, value in measures.items()}, **({"sample": text} if text else {})}
-
-    def begin(self, version: int, row: Row, *, steps: int) -> None:
-        """Observe a copy of the weights as they are now; `row` is what is known of them. What was begun before has been
-        taken."""
-        assert self._running is None
-        model, threads, pool = copy.deepcopy(self.model), torch.get_num_threads(), ThreadPool(1)
-
-        def work() -> Scalars:
-            torch.set_num_threads(threads)  # a new thread would use all cores
-            return self.observe(version, model, steps=steps)
-
-        self._running = version, row, pool.apply_async(work)
-        pool.close()  # its thread ends when that is done
-
-    def wait(self, seconds: float) -> bool:
-        """Whether what was begun is done, after so long at most."""
-        if self._running is not None:
-            self._running[2].wait(seconds)
-        return self._running is None or self._running[2].ready()
-
-    def take(self) -> tuple[int, Row] | None:
-        """The version and its row with what was found, once that is there. Raises what the evaluation raised."""
-        if self._running is None or not self._running[2].ready():
-            return None
-        (version, row, found), self._running = self._running, None
-        return version, {**row, **found.get()}
 
 
 def evaluate(

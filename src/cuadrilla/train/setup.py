@@ -254,7 +254,6 @@ def assemble(
         sample=config.sample,
         step_tokens=length.step_tokens,
         total_tokens=length.total_tokens,
-        beside=isinstance(config.engine, CrewEngine),
     )
     coordinator = make_coordinator(equipment, state)
     coordination = CoordinatorRuntime(
@@ -350,7 +349,6 @@ def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Modul
         tensors=model_tensors(model),
         with_journal=with_journal,
         identity=identity,
-        beside=crew,
     )
 
 
@@ -359,32 +357,20 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
 
     Raises ConfigError or CheckpointError.
     """
+    pairs = differences(old["config"], new["config"])
+    changed = {key: pair for key, pair in pairs.items() if not key.startswith(FREE_ON_RESUME)}
+    can_change = all(key not in NEVER_ON_RESUME and key.startswith(ALLOWED_ON_RESUME) for key in changed)
+    if changed and not (can_change and allow_changes):
+        raise ConfigError(
+            "changed since this run began: {changes}",
+            changes=", ".join(f"{key} ({before} → {now})" for key, (before, now) in changed.items()),
+            hint="add --allow-changes if you mean it, or put the old values back"
+            if can_change
+            else "put the old values back, or start a new run in another folder",
+        )
     if old.get("data") != new.get("data"):
         raise CheckpointError(
             "the training data, or a teacher, is not the one this run began with",
             hint="restore the folder, or start a new run in a new folder",
         )
-    changed = differences(old["config"], new["config"])
-    fixed = {
-        key: pair
-        for key, pair in changed.items()
-        if key in NEVER_ON_RESUME or not key.startswith((*FREE_ON_RESUME, *ALLOWED_ON_RESUME))
-    }
-    if fixed:
-        raise ConfigError(
-            "this run cannot be resumed with another {changes}",
-            changes=_describe(fixed),
-            hint="put the old values back, or start a new run in another folder",
-        )
-    guarded = {key: pair for key, pair in changed.items() if key.startswith(ALLOWED_ON_RESUME)}
-    if guarded and not allow_changes:
-        raise ConfigError(
-            "changed since this run began: {changes}",
-            changes=_describe(guarded),
-            hint="add --allow-changes if you mean it, or put the old values back",
-        )
-    return bool(guarded)
-
-
-def _describe(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} ({old} → {new})" for key, (old, new) in changes.items())
+    return bool(changed)

@@ -3,9 +3,6 @@
 A failed write never stops the training: the last good checkpoint stays, an alarm is logged when it begins to fail, the
 write is tried again at the next commit that is due. Only the last save of a run must succeed. Saving takes at most
 about 2 % of the time: the interval grows to fifty times the seconds a save takes.
-
-`beside`: a checkpoint of a run that goes on is a copy of its state, written in a thread of its own. The journal begins
-its next segment at once: until the checkpoint is whole, the one before and both segments lead to the same state.
 """
 
 import logging
@@ -15,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.pool import AsyncResult, ThreadPool
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -43,15 +38,6 @@ Hear = Callable[[str, Mapping[str, Any]], None]
 def _nobody(_kind: str, _fields: Mapping[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Saving:
-    """A checkpoint that is being written beside the run, since `began`."""
-
-    version: int
-    began: float
-    written: AsyncResult[Path]
-
-
 @dataclass(kw_only=True)
 class HeldOut:
     """The lowest held-out loss of a run so far. `best`: (loss, version); `since_best`: evaluations since then."""
@@ -60,7 +46,7 @@ class HeldOut:
     since_best: int = 0
 
     def judge(self, loss: float, *, version: int) -> bool:
-        """Whether this evaluation is the best so far; it may be of an earlier version than the last row."""
+        """Whether this evaluation is the best so far."""
         if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
             self.since_best += 1
             return False
@@ -78,7 +64,6 @@ class Store:
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
-    beside: bool = False
     hear: Hear = _nobody
     """Is told of each event, too; in a run that trains, its alarms."""
     clock: Callable[[], float] = time.monotonic
@@ -91,12 +76,9 @@ class Store:
     _saved_version: int = -1
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
-    _saving: "_Saving | None" = None
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
     _save_now: bool = False
-    _evaluated: int | None = None
-    """The version that is being evaluated: its checkpoint may turn out to be the best."""
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -185,77 +167,46 @@ class Store:
                 self._journal.append(header, update())
                 self._save_now = False
 
-    def after_commit(
-        self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool, evaluates: bool = False
-    ) -> None:
-        """Save if it is due, and say how the run stands. The last version is saved by the finish.
-
-        `evaluates`: this version is being evaluated beside the run; its checkpoint stays until `evaluated`.
-        """
-        self._evaluated = version if evaluates else self._evaluated
+    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
+        """Save if it is due, and say how the run stands. The last version is saved by the finish."""
         best = "val_loss" in row and self.held_out.judge(row["val_loss"], version=version)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
-        due = due or version in self.section.keep_steps or evaluates or best
-        if not last and (due or self._save_now):
+        if not last and (due or best or version in self.section.keep_steps or self._save_now):
             self._saved_at = now  # also where it fails
-            beside = self.beside and not self._save_now  # what comes after could not be redone else
-            with self.trying(self.run.journal if beside else self.run.checkpoints):
-                self.save(snapshot, version=version, beside=beside)
-        else:
-            self._take_saved(wait=False)
+            with self.trying(self.run.checkpoints):
+                self.save(snapshot, version=version)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
             self.status("running", version=version, row=row)
 
-    def save(self, snapshot: Snapshot, *, version: int, beside: bool = False) -> None:
-        """Write a checkpoint of this version unless it is there already. Raises ResourceError.
-
-        `beside`: a copy, in a thread of its own; it counts once it is whole.
-        """
-        self._take_saved(wait=True)
+    def save(self, snapshot: Snapshot, *, version: int) -> None:
+        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
             if not self._journal.is_open:  # after a restart: what follows must not wait for the next checkpoint
                 with self.trying(self.run.journal):
                     self._begin_segment(version)
             return
-        began, kept = self.clock(), _copied if beside else dict
-        parts = {
-            "model": kept(self.tensors),
-            "optimizer": kept(self.merge.state_tensors()),
-            "state": {"version": version, **snapshot(), "identity": self.identity},
-        }
-        if beside:
-            pool = ThreadPool(1)
-            written = pool.apply_async(files.save_checkpoint, (self.run.checkpoints,), parts)
-            pool.close()  # its thread ends when that is done
-            self._saving = _Saving(version=version, began=began, written=written)
-            self._begin_segment(version)
-        else:
-            files.save_checkpoint(self.run.checkpoints, **parts)
-            self._saved_version, self._save_now = version, False
-            self._begin_segment(version)
-            self._settle(version, began=began)
-
-    def evaluated(self, row: Mapping[str, Any], *, version: int) -> None:
-        """What was evaluated beside the run has this row; others may have been committed since."""
-        self._evaluated = None
-        if "val_loss" in row:
-            self.held_out.judge(row["val_loss"], version=version)
-
-    def _take_saved(self, *, wait: bool) -> None:
-        """What was written beside the run counts, once it is there."""
-        saving = self._saving
-        if saving is None or not (wait or saving.written.ready()):
-            return
-        self._saving = None
-        self._saved_at = self.clock()  # also where it has failed
-        with self.trying(self.run.checkpoints):
-            saving.written.get()
-            self._settle(saving.version, began=saving.began)
+        began = self.clock()
+        files.save_checkpoint(
+            self.run.checkpoints,
+            model=self.tensors,
+            optimizer=self.merge.state_tensors(),
+            state={"version": version, **snapshot(), "identity": self.identity},
+        )
+        self._saved_version, self._save_now = version, False
+        self._begin_segment(version)
+        self._saved_at = self.clock()
+        self._save_seconds = self._saved_at - began
+        best = self.held_out.best
+        protect = {*self.section.keep_steps, best and best[1]}
+        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
+        newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
+        self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
+        self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
 
     def _begin_segment(self, version: int) -> None:
         """Segments further on followed a checkpoint that was lost: they would be redone when the run gets there."""
@@ -263,20 +214,8 @@ class Store:
         if self.with_journal:
             self._journal.begin_segment(version)
 
-    def _settle(self, version: int, *, began: float) -> None:
-        """A checkpoint is whole: older ones and what leads to it may go."""
-        self._saved_version, self._saved_at = version, self.clock()
-        self._save_seconds = self._saved_at - began
-        best = self.held_out.best
-        protect = {*self.section.keep_steps, self._evaluated, best and best[1]}
-        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
-        newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
-        self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
-        self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
-
     def roll_back(self) -> None:
         """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
-        self._take_saved(wait=True)
         found = files.load_newest(self.run.checkpoints)
         assert found is not None, "a run begins with a checkpoint"
         self._load(found)
@@ -312,11 +251,6 @@ class Store:
             )
 
     def close(self) -> None:
-        self._take_saved(wait=True)
         self._journal.close()
         with self.trying(self.run.events):
             self._events.append("")
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

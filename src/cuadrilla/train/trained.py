@@ -1,7 +1,7 @@
 """What a run has trained, ready to use: with its task, or as a language model without its data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -75,28 +75,17 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """The run that a language model is from: a verified checkpoint, or what the run is to begin with."""
-
-    run: RunDir
-    config: Config
-    tokenizer_path: Path
-    step: Step
-
-
-@dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A GPT-2 with its tokenizer on its device; `source` is None for one that is not a run's."""
+    """A GPT-2 with its tokenizer on its device; `run`, `config` and `step` are None for one that is not a run's."""
 
     model: GPT2
     tokenizer: Tokenizer
+    tokenizer_path: Path
     device: torch.device
     precision: Precision
-    source: ModelSource | None
-
-    @property
-    def step(self) -> Step | None:
-        return None if self.source is None else self.source.step
+    run: RunDir | None = None
+    config: Config | None = None
+    step: Step | None = None
 
     def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
         """Continue a text, in pieces as they come; an empty one begins anew."""
@@ -117,22 +106,27 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
     """
     chosen = choose_device(device)
     if (run := run_of(path)) is not None:
-        source, tokenizer = _find_source(run, newest=newest)
-        model, asked = _load(source, tokens=tokenizer.vocab_size), source.config.train.precision
+        opened = _open_run(run, device=chosen, newest=newest)
+    elif (path / "config.json").is_file():
+        found, arithmetic = read_pretrained(path, trust=False), _precision("auto", device=chosen)
+        opened = LanguageModel(
+            model=found.model,
+            tokenizer=Tokenizer(found.tokenizer),
+            tokenizer_path=path / TOKENIZER,
+            device=chosen,
+            precision=arithmetic,
+        )
     else:
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                "{path} is neither a run nor a model in Hugging Face's layout",
-                path=path,
-                hint="name a folder that holds run.toml, or config.json and model.safetensors",
-            )
-        found = read_pretrained(path, trust=False)
-        model, tokenizer, source, asked = found.model, Tokenizer(found.tokenizer), None, "auto"
-    arithmetic = choose_precision(precision, device=chosen) if precision != "auto" else _precision(asked, device=chosen)
-    arithmetic.apply(model)
-    return LanguageModel(
-        model=model.to(chosen).eval(), tokenizer=tokenizer, device=chosen, precision=arithmetic, source=source
-    )
+        raise ConfigError(
+            "{path} is neither a run nor a model in Hugging Face's layout",
+            path=path,
+            hint="name a folder that holds run.toml, or config.json and model.safetensors",
+        )
+    if precision != "auto":
+        opened = replace(opened, precision=choose_precision(precision, device=chosen))
+    opened.precision.apply(opened.model)
+    opened.model.to(chosen).eval()
+    return opened
 
 
 def run_of(path: Path) -> RunDir | None:
@@ -145,31 +139,38 @@ def run_of(path: Path) -> RunDir | None:
     return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
 
-def _find_source(run: RunDir, *, newest: bool) -> tuple[ModelSource, Tokenizer]:
+def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageModel:
+    """The model in fp32 on the CPU; an imported model brings its tokenizer along, and training keeps a copy."""
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTaskSection):
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
-    imported, data = run.path / config.model.init / TOKENIZER, run.path / config.data.folder
-    kept = [path for path in (imported if config.model.init else run.tokenizer, run.tokenizer) if path.is_file()]
-    path = kept[0] if kept else data / TOKENIZER  # an imported model brings it along, and training keeps a copy
+    init, data = run.path / config.model.init, run.path / config.data.folder
+    brought = [init / TOKENIZER] if config.model.init else []
+    kept = [path for path in (*brought, run.tokenizer) if path.is_file()]
+    path = kept[0] if kept else data / TOKENIZER
     tokenizer = Tokenizer.load(path, sha256=None if kept else read_manifest(data).tokenizer_sha256)
     step = choose_step(run, newest=newest)
-    if step.path is None and not config.model.init:
+    if step.path is not None:
+        with torch.device("meta"):
+            model = GPT2(shape_of(config.model, tokens=tokenizer.vocab_size))
+        found = read_model(step.path)
+        check_shapes(model.state_dict(), found, path=step.path)
+        model.load_state_dict(found, assign=True)
+    elif config.model.init:
+        model = load_hf(init)
+    else:
         raise _untrained(run)
-    return ModelSource(run=run, config=config, tokenizer_path=path, step=step), tokenizer
-
-
-def _load(source: ModelSource, *, tokens: int) -> GPT2:
-    """The whole model, in fp32 on the CPU. Raises CheckpointError."""
-    if source.step.path is None:
-        return load_hf(source.run.path / source.config.model.init)
-    with torch.device("meta"):
-        model = GPT2(shape_of(source.config.model, tokens=tokens))
-    found = read_model(source.step.path)
-    check_shapes(model.state_dict(), found, path=source.step.path)
-    model.load_state_dict(found, assign=True)
-    return model
+    return LanguageModel(
+        model=model,
+        tokenizer=tokenizer,
+        tokenizer_path=path,
+        device=device,
+        precision=_precision(config.train.precision, device=device),
+        run=run,
+        config=config,
+        step=step,
+    )
 
 
 def _untrained(run: RunDir) -> CheckpointError:
