@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuadrilla.data.foreign import tokenizer_json
-from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
+from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_json
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
@@ -56,7 +55,7 @@ def test_the_two_files_of_an_old_tokenizer_give_the_same_ids(tokenizer: Tokenize
     assert more.vocab_size == tokenizer.vocab_size + 1
     assert more.encode(TEXT + "<|talk|>") == tokenizer.encode(TEXT + "<|talk|>")  # as plain text
     (old / "vocab.json").write_text("[1]")
-    with pytest.raises(DataError, match="must hold an object"):
+    with pytest.raises(DataError, match="cannot read the tokenizer of"):
         tokenizer_json(old)
 
 
@@ -98,7 +97,7 @@ def test_what_is_missing_or_ambiguous_is_said(published: Path, tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"several files of weights: other\.pt, pytorch_model\.bin"):
         find_weights(published)
     (published / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+    with pytest.raises(DataError, match="cannot read the tokenizer of"):
         read_pretrained(published / "pytorch_model.bin", trust=False)
 
 

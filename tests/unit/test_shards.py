@@ -92,7 +92,7 @@ def test_the_type_follows_from_the_vocabulary(vocab, dtype):
 def test_shards_read_as_one_stream(tmp_path, dtype):
     manifest = make(tmp_path, dtype=dtype)
     assert [shard.num_tokens for shard in manifest.splits["train"].shards] == [10, 10, 10, 5]
-    stream = TokenStream.open(tmp_path, "train", verify=True)
+    stream = TokenStream.open(tmp_path, "train")
     assert len(stream) == 35
     for start in range(36):
         for count in range(36 - start):
@@ -141,10 +141,7 @@ def test_one_flipped_bit_is_found_on_request(tmp_path):
     raw[3] ^= 1
     path.write_bytes(raw)
     TokenStream.open(tmp_path, "train")
-    for check in (
-        lambda: TokenStream.open(tmp_path, "train", verify=True),
-        lambda: shards.verify_folder(tmp_path, manifest, hashes=True),
-    ):
+    for check in (lambda: shards.verify_folder(tmp_path, manifest, hashes=True),):
         with pytest.raises(DataError, match=r"train-00002\.bin is not what"):
             check()
 

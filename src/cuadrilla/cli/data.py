@@ -1,9 +1,7 @@
 """`cuadrilla data`: prepare text for training, and look at what was prepared."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +125,9 @@ def stats_command(
 
 def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
-    _say_skipped(prepared.skipped, prepared.broken)
+    others = (name for name in prepared.skipped if name not in prepared.broken)
+    _say_some([Message("skipped, no text that can be read: {file}", file=name) for name in others])
+    _say_some([Message("skipped, broken: {reason}", reason=reason) for reason in prepared.broken.values()])
     if prepared.note:
         say("{note}", note=prepared.note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
@@ -156,23 +156,12 @@ def _report(prepared: Prepared, *, out: Path) -> None:
     )
 
 
-def _say_skipped(skipped: Sequence[str], broken: Mapping[str, str]) -> None:
-    if others := [name for name in skipped if name not in broken]:
-        say("skipped, no text that can be read: {files}", files=_some(others))
-    if broken:
-        say("skipped, broken: {files}", files=_some([broken[name] for name in sorted(broken)]))
-
-
-def _some(texts: Sequence[str]) -> str:
-    """The first of them in a line, and how many more there are."""
-    joined = _joined(texts[:MAX_NAMES], "; ")
-    more = len(texts) - MAX_NAMES
-    return Message("{texts}; and {more:,} more", texts=joined, more=more) if more > 0 else joined
-
-
-def _joined(texts: Iterable[str], between: str) -> str:
-    """Messages stay messages in it."""
-    return reduce(lambda done, text: Message("{done}{between}{text}", done=done, between=between, text=text), texts)
+def _say_some(texts: Sequence[str]) -> None:
+    """Each in a line, not all of very many."""
+    for text in texts[:MAX_NAMES]:
+        say("{text}", text=text)
+    if len(texts) > MAX_NAMES:
+        say("... and {more:,} more (--json shows all)", more=len(texts) - MAX_NAMES)
 
 
 def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
@@ -187,13 +176,7 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
     shown = ("name", "documents", "tokens", "val_tokens", "bytes_per_token", "encoding")
     emit_table([_readable({key: row[key] for key in shown}) for row in by_source[:MAX_ROWS]])
     if len(by_source) > MAX_ROWS:
-        encodings = Counter(source.encoding for source in manifest.sources)
-        kinds = [Message("{count:,} in {encoding}", count=n, encoding=name) for name, n in sorted(encodings.items())]
-        emit(
-            "... and {more:,} more (--json shows all); in total: {kinds}",
-            more=len(by_source) - MAX_ROWS,
-            kinds=_joined(kinds, ", "),
-        )
+        emit("... and {more:,} more (--json shows all)", more=len(by_source) - MAX_ROWS)
     if manifest.counts:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])

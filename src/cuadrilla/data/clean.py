@@ -1,15 +1,15 @@
 """From decoded text to documents: repair what is repairable, count it, cut at blank lines, hold some documents out.
 
-What happens to odd text (each kind is counted, and the counts go into the manifest)
+What happens to odd text (`counts` go into the manifest)
 * Line ends: CRLF and CR become LF. Vertical tab, form feed, NEL (U+0085) and U+2028 become LF; U+2029 a blank line.
 * NUL and the other control characters, U+FEFF inside the text and the noncharacters U+FFFE and U+FFFF are dropped.
 * Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted; so are halves of surrogate
   pairs, which JSON can spell.
-* A line that was UTF-8, was read as something else and written again (`Ã¡` for `á`) is put right by ftfy.
+* A line that was UTF-8, was read as something else and written again (`Ã¡` for `á`) is put right by ftfy, and counted.
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
 * Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
   become one.
-* A Project Gutenberg header, footer and credits are removed.
+* A Project Gutenberg header, footer and credits are removed, their characters counted.
 
 What a document is
 * A text of at most `MAX_DOCUMENT` = 20,000 characters is one document.
@@ -75,7 +75,7 @@ def sections(pieces: Iterable[str], counts: Counter[str], *, size: int = SECTION
     """
     held: list[str] = []
     length = 0
-    for piece in _without_gutenberg(_whole_lines(pieces, counts), counts):
+    for piece in _without_gutenberg(_whole_lines(pieces), counts):
         held.append(piece)
         length += len(piece)
         if length <= 2 * size:
@@ -97,7 +97,7 @@ def documents(
 ) -> Iterator[str]:
     """The documents of a section, clean; `counts` grows by what was repaired or dropped. No document is empty."""
     clean = _clean_piece(section, keep_indentation=keep_indentation, counts=counts)
-    return _blocks(_units(clean, maximum=maximum, counts=counts), maximum=maximum)
+    return _blocks(_units(clean, maximum=maximum), maximum=maximum)
 
 
 def document_hash(text: str) -> bytes:
@@ -131,7 +131,7 @@ def split_texts(
     return np.asarray(is_val[of_text])
 
 
-def _whole_lines(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+def _whole_lines(pieces: Iterable[str]) -> Iterator[str]:
     """The same text with LF line ends, in pieces that end at a line end (or at a blank of an endless line)."""
     rest = ""
     for piece in pieces:
@@ -139,17 +139,13 @@ def _whole_lines(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
         held = text.endswith("\r")  # perhaps the first half of a CRLF
         if held:
             text = text[:-1]
-        num_cr = text.count("\r")
-        if num_cr:
-            counts["line_ends_unified"] += num_cr
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
         end = text.rfind("\n") + 1
         if end:
             yield text[:end]
             text = text[end:]
         while len(text) > PIECE_CHARACTERS:
             cut = _cut_point(text, PIECE_CHARACTERS)
-            counts["lines_cut"] += 1
             yield text[:cut] + "\n"
             text = text[cut:]
         rest = text + "\r" if held else text
@@ -158,14 +154,8 @@ def _whole_lines(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
 
 
 def _cut_point(text: str, limit: int) -> int:
-    """Where to cut a line of more than `limit` characters: after its last blank, else not before a combining mark."""
-    cut = text.rfind(" ", limit // 2, limit) + 1
-    if cut:
-        return cut
-    for back in range(min(64, limit - 1)):
-        if not unicodedata.combining(text[limit - back]):
-            return limit - back
-    return limit
+    """Where to cut a line of more than `limit` characters: after its last blank if there is one."""
+    return text.rfind(" ", limit // 2, limit) + 1 or limit
 
 
 def _without_gutenberg(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
@@ -199,28 +189,17 @@ def _gutenberg_body(piece: str, *, inside: bool) -> tuple[list[str], bool]:
 
 def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:
     """Characters first, then blanks. `piece` ends at a line end."""
-
-    def repair(match: re.Match[str]) -> str:
-        character = match.group()
-        if character == "\ufffd" or "\ud800" <= character <= "\udfff":
-            counts["replacement_characters"] += 1
-            return "\ufffd"
-        if character in _BREAKS:
-            counts["line_separators_replaced"] += 1
-            return _BREAKS[character]
-        counts["nul_characters_dropped" if character == "\0" else "control_characters_dropped"] += 1
-        return ""
-
     text = _decoded_once(piece, counts) if _MAY_BE_TWICE.search(piece) else piece
-    text = _ODD.sub(repair, text)
-    if not unicodedata.is_normalized("NFC", text):
-        composed = unicodedata.normalize("NFC", text)
-        counts["characters_composed"] += max(1, len(text) - len(composed))
-        text = composed
+    text = unicodedata.normalize("NFC", _ODD.sub(_repaired, text))
+    counts["replacement_characters"] += text.count("\ufffd")
     strip = str.rstrip if keep_indentation else str.strip
-    clean = "\n".join([strip(line, _BLANKS) for line in text.split("\n")])
-    counts["blanks_dropped"] += len(text) - len(clean)
-    return clean
+    return "\n".join([strip(line, _BLANKS) for line in text.split("\n")])
+
+
+def _repaired(match: re.Match[str]) -> str:
+    character = match.group()
+    is_unknown = character == "\ufffd" or "\ud800" <= character <= "\udfff"
+    return "\ufffd" if is_unknown else _BREAKS.get(character, "")
 
 
 def _decoded_once(text: str, counts: Counter[str]) -> str:
@@ -231,23 +210,22 @@ def _decoded_once(text: str, counts: Counter[str]) -> str:
     return fixed
 
 
-def _units(text: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+def _units(text: str, *, maximum: int) -> Iterator[Unit]:
     """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that."""
     for block in text.split("\n\n"):
         paragraph = block.strip("\n")
         if len(paragraph) > maximum:
-            yield from _line_units(paragraph, maximum=maximum, counts=counts)
+            yield from _line_units(paragraph, maximum=maximum)
         elif paragraph:
             yield "\n\n", paragraph
 
 
-def _line_units(paragraph: str, *, maximum: int, counts: Counter[str]) -> Iterator[Unit]:
+def _line_units(paragraph: str, *, maximum: int) -> Iterator[Unit]:
     separator = "\n\n"
     for line in paragraph.split("\n"):
         rest = line
         while len(rest) > maximum:
             cut = _cut_point(rest, maximum)
-            counts["lines_cut"] += 1
             if part := rest[:cut].rstrip(_BLANKS):
                 yield separator, part
                 separator = "\n"

@@ -144,14 +144,9 @@ def data_files(folder: Path) -> list[tuple[Path, bytes]]:
 def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """Raises DataError that names the tokenizer or a shard if it is missing, cut, or (with `hashes`) has changed."""
     _verify(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
-    for split in manifest.splits.values():
-        _verify_shards(folder, split, manifest.dtype, hashes=hashes)
-
-
-def _verify_shards(folder: Path, split: Split, dtype: str, *, hashes: bool) -> None:
-    for shard in split.shards:
-        num_bytes = shard.num_tokens * np.dtype(dtype).itemsize
-        _verify(folder / shard.name, num_bytes=num_bytes, sha256=shard.sha256 if hashes else "")
+    width = np.dtype(manifest.dtype).itemsize
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        _verify(folder / shard.name, num_bytes=shard.num_tokens * width, sha256=shard.sha256 if hashes else "")
 
 
 def _verify(path: Path, *, num_bytes: int | None = None, sha256: str = "") -> None:
@@ -186,7 +181,7 @@ class ShardWriter:
 
     def append(self, ids: Sequence[int] | NDArray[Any]) -> None:
         """Add token ids; they must fit the dtype."""
-        tokens = np.asarray(ids) if len(ids) else np.empty(0, dtype=self._dtype)
+        tokens = np.asarray(ids)
         assert not len(tokens) or (tokens.min() >= 0 and tokens.max() <= np.iinfo(self._dtype).max)
         while len(tokens):
             taken = tokens[: self._shard_tokens - self._num_pending]
@@ -218,8 +213,8 @@ class TokenStream:
         self._ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
 
     @classmethod
-    def open(cls, folder: Path, split: str, *, verify: bool = False) -> Self:
-        """Lengths are always checked, hashes with `verify`. Raises DataError that names the file at fault."""
+    def open(cls, folder: Path, split: str) -> Self:
+        """Lengths are checked. Raises DataError that names the file at fault."""
         manifest = read_manifest(folder)
         named = manifest.splits.get(split)
         if named is None or not named.shards:
@@ -229,8 +224,9 @@ class TokenStream:
                 split=split,
                 hint="prepare it again with more text",
             )
-        _verify_shards(folder, named, manifest.dtype, hashes=verify)
         dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        for shard in named.shards:
+            _verify(folder / shard.name, num_bytes=shard.num_tokens * dtype.itemsize)
         return cls([np.memmap(folder / shard.name, dtype=dtype, mode="r") for shard in named.shards])
 
     def __len__(self) -> int:

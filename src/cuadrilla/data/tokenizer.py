@@ -145,6 +145,40 @@ class Tokenizer:
         return max(len(self.bytes_of(token)) for token in range(self.vocab_size))
 
 
+def tokenizer_json(folder: Path) -> bytes:
+    """The tokenizer.json of a model's folder, made from GPT-2's first form (vocab.json and merges.txt, and
+    added_tokens.json for tokens that were added later) if there is only that. Raises DataError.
+
+    What it gives is not checked: `Tokenizer` does it.
+    """
+    try:
+        if (folder / "tokenizer.json").exists() or not (folder / "vocab.json").exists():
+            return (folder / "tokenizer.json").read_bytes()
+        vocab, added = (
+            dict(json.loads(path.read_bytes())) if path.exists() else {}
+            for path in (folder / "vocab.json", folder / "added_tokens.json")
+        )
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        hint = "copy the model's tokenizer.json, or its vocab.json and merges.txt"
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            "cannot read the tokenizer of {folder}: {reason}", folder=folder, reason=reason, hint=hint
+        ) from error
+    special = {**({END_OF_TEXT: vocab[END_OF_TEXT]} if END_OF_TEXT in vocab else {}), **added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    splitting = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    value = {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": token, **flags} for token, number in special.items()],
+        "pre_tokenizer": splitting,
+        "decoder": splitting,
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    }
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
 @cache
 def _byte_letters() -> dict[str, int]:
     """The byte that each letter of a byte-level token stands for: itself; for what does not print, one from 256 on."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cuadrilla.data.foreign import tokenizer_json
-from cuadrilla.data.tokenizer import Tokenizer
+from cuadrilla.data.tokenizer import Tokenizer, tokenizer_json
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2

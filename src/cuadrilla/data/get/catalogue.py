@@ -1,8 +1,7 @@
 """Spanish corpora by name, and what else may be asked for: addresses, datasets of the hub.
 
 Sizes are approximate, for the question before a large download; what is fetched is measured. The catalogue knows no
-hashes: the archives of repositories are made on request, and the texts are corrected by their editors. So the first
-bytes that come are trusted, recorded, and from then on compared; the hub vouches for its own files.
+hashes: the archives of repositories are made on request, and the texts are corrected by their editors.
 """
 
 import difflib

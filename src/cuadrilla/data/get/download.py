@@ -25,7 +25,6 @@ from cuadrilla.data.get.record import FIRST_USE, RECORD, UNKNOWN, DownloadRecord
 from cuadrilla.data.get.store import copy_from_store
 from cuadrilla.data.get.web import Part, Progress
 from cuadrilla.errors import DataError
-from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, storage_errors
 
 WEB_SCHEMES = ("http://", "https://")
@@ -95,11 +94,18 @@ def _settle(
 ) -> Sequence[DownloadRecord]:
     """Check and record it, then give the file its name, or those of what it holds."""
     sha256 = file_sha256(part)
-    _check(wanted.url, name, sha256, wanted.sha256, "the download was discarded; this is not the file you want")
+    if wanted.sha256 not in ("", sha256):
+        raise DataError(
+            "{url}: {name} has SHA-256 {found}, not {expected}",
+            url=wanted.url,
+            name=name,
+            found=sha256,
+            expected=wanted.sha256,
+            hint="the download was discarded; this is not the file you want",
+        )
     unpacked = part.with_suffix(".unpacked")
     try:
         files = _unpacked(part, unpacked, inside=wanted.inside) if wanted.inside else {name: part}
-        before = {row.name: row.sha256 for row in records.of(wanted.url)}
         date = datetime.now(UTC).isoformat(timespec="seconds")
         rows = []
         for each, path in files.items():
@@ -113,11 +119,6 @@ def _settle(
                 vouched_by=wanted.vouched_by if wanted.sha256 else FIRST_USE,
                 date=date,
             )
-            if not wanted.sha256:
-                hint = Message(
-                    "it is not what came before; if that is expected, add --sha256 {found}", found=row.sha256
-                )
-                _check(wanted.url, each, row.sha256, before.get(each, ""), hint)
             rows.append(row)
         records.put(wanted.url, rows)
         with storage_errors(folder):
@@ -127,12 +128,6 @@ def _settle(
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     return rows
-
-
-def _check(url: str, name: str, found: str, expected: str, hint: str) -> None:
-    if expected and found != expected:
-        template = "{url}: {name} has SHA-256 {found}, not {expected}"
-        raise DataError(template, url=url, name=name, found=found, expected=expected, hint=hint)
 
 
 def _unpacked(archive: Path, folder: Path, *, inside: str) -> dict[str, Path]:

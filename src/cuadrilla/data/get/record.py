@@ -1,8 +1,7 @@
 """`SOURCE.json` beside the data: for each file where it came from, under which licence, its bytes, hash and date.
 
-The hash of a file whose content nobody vouched for is trusted on first use: it is recorded as such, and a later fetch
-from the same address must give the same bytes. `data prepare` takes licences from here, by the hash of a file: one that
-was changed since is not what the licence was given for.
+Where nobody knew the hash of a file beforehand, that is recorded (`first use`). `data prepare` takes licences from
+here, by the hash of a file: one that was changed since is not what the licence was given for.
 """
 
 import json
