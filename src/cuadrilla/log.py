@@ -1,4 +1,4 @@
-"""Logging set-up: one rotated file per process in the run directory, each line tagged with the worker's name.
+"""Logging set-up: one rotated file per process in the run directory, each line tagged with its thread.
 
 Warnings and worse also go to stderr; what gRPC and Ray have to say goes to the file only. Nothing in a record acts on
 a terminal, in the file neither: somebody will read it on one. Called once by an entry point, never at import.
@@ -20,21 +20,8 @@ TALK = {"talk": True}
 """`log.info(..., extra=TALK)`: not a warning, but a person should see it."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
-FILE_FORMAT = "%(asctime)s %(levelname)s %(worker)s | %(name)s: %(message)s"
+FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
 OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
-
-
-class _WorkerTag(logging.Filter):
-    """Adds `record.worker`: the name of the thread, which workers set to their own name."""
-
-    def __init__(self, default: str) -> None:
-        super().__init__()
-        self._default = default
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        name = record.threadName or ""
-        record.worker = name if name.startswith("worker-") else self._default
-        return True
 
 
 class _Talk(logging.Filter):
@@ -91,7 +78,6 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     handler = _LogFile(
         folder / f"log.{worker}.txt", maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
     )
-    handler.addFilter(_WorkerTag(worker))
     handler.setFormatter(logging.Formatter(FILE_FORMAT))
     for name in (OURS, *LIBRARIES):
         logging.getLogger(name).addHandler(handler)

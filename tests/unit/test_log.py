@@ -49,7 +49,7 @@ def test_what_libraries_say_is_in_the_file_only(
         theirs.exception("a traceback")
     assert capsys.readouterr().err == ""
     said = log_file.read_text()
-    assert f"ERROR coordinator | {library}: a traceback\nTraceback" in said
+    assert f"ERROR MainThread | {library}: a traceback\nTraceback" in said
     assert f"ValueError: {SHOWN}" in said
 
 

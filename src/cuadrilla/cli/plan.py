@@ -92,13 +92,11 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
     )
     emit(
         Message(
-            "\nhere: {rate:,.0f} tokens/s on {device}, {memory:.1f} GB at most; a checkpoint has {saved:.2f} GB\n"
+            "\nhere: {rate:,.0f} tokens/s on {device}\n"
             "{tokens:,} tokens take about {time}\n"
             "all machines without a network between them: {ceiling:.2f} times the best alone",
             rate=found.tokens_per_second,
             device=found.device,
-            memory=found.peak_bytes / 1e9,
-            saved=found.saved_bytes / 1e9,
             tokens=found.total_tokens,
             time=in_words(found.total_tokens / best.tokens_per_second),
             ceiling=crew.ceiling,

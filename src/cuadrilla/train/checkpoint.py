@@ -132,11 +132,8 @@ def choose_step(run: RunDir, *, newest: bool = False) -> Step:
 
 def best_version(run: RunDir, *, upto: int) -> int | None:
     """The step up to this one with the lowest held-out loss, if that was measured."""
-    losses: dict[int, float] = {}
-    for row in read_jsonl(run.metrics):
-        version, loss = row.get("version"), row.get("val_loss")
-        if isinstance(version, int) and version <= upto and isinstance(loss, int | float):
-            losses[version] = loss
+    rows = (row for row in read_jsonl(run.metrics) if row.get("val_loss") is not None)
+    losses = {row["version"]: row["val_loss"] for row in rows if row["version"] <= upto}
     return min(losses, key=losses.__getitem__, default=None)
 
 
@@ -256,16 +253,11 @@ def prune_checkpoints(folder: Path, *, keep: int, protect: Iterable[int | None])
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
     """Raise CheckpointError listing names, dtypes and shapes that differ between the model and a checkpoint."""
-    differing: list[str] = sorted(expected.keys() ^ found.keys())
-    differing += [
-        Message(
-            "{name} {found} instead of {expected}",
-            name=name,
-            found=_form(found[name]),
-            expected=_form(expected[name]),
-        )
-        for name in sorted(expected.keys() & found.keys())
-        if _form(expected[name]) != _form(found[name])
+    forms = {name: (_form(found.get(name)), _form(expected.get(name))) for name in sorted({*expected, *found})}
+    differing: list[str] = [
+        Message("{name} {found} instead of {expected}", name=name, found=theirs, expected=ours)
+        for name, (theirs, ours) in forms.items()
+        if theirs != ours
     ]
     if differing:
         raise CheckpointError(
@@ -276,8 +268,8 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *,
         )
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _form(tensor: Tensor | None) -> str:
+    return "-" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:

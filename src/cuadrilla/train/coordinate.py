@@ -355,18 +355,14 @@ class CoordinatorRuntime:
                 )
 
     def _log_incident(self, what: Message, action: events.Merge, *, level: int) -> None:
-        """Name the step, its units and its workers, and whose loss per token is the highest."""
-        workers = sorted({answer.grant.worker for answer in action.answers})
+        """Name the step, its units, and the worker whose loss per token is the highest."""
         highest = max(action.answers, key=_loss_of, default=None)
-        suspect = {"highest": highest.grant.worker, "highest_units": highest.grant.units} if highest else {}
-        fields = {"version": action.version, "units": action.units, "workers": workers, "loss": self._row["loss"]}
-        self._store.event(what, **fields, **suspect)
-        text = Message(
-            "loss {loss:.4g}, units {units}, highest at {worker}",
-            loss=self._row["loss"],
-            units=action.units[:8],
-            worker=highest.grant.worker if highest else Message("none"),
-        )
+        worker, loss = highest.grant.worker if highest else Message("none"), self._row["loss"]
+        named = {"workers": sorted({answer.grant.worker for answer in action.answers}), "highest": worker}
+        units = highest.grant.units if highest else ()
+        self._store.event(what, version=action.version, units=action.units, loss=loss, **named, highest_units=units)
+        told = "loss {loss:.4g}, units {units}, highest at {worker}"
+        text = Message(told, loss=loss, units=action.units[:8], worker=worker)
         log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
     # -- a version is committed: evaluate, log, save -------------------------------------------------------------------
@@ -378,18 +374,10 @@ class CoordinatorRuntime:
         self._log_row(version, self._row)
         last = version == self._rules.num_steps
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
-        self._note_length(before=steps)
         self._since = self._clock()
         if 0 < self._stop_at <= version:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         self._stop_reason = self._stop_reason or self._out_of_patience()
-
-    def _note_length(self, *, before: int) -> None:
-        """The strategy has chosen another number of steps for the next round than the last one had."""
-        version, steps = self._work.version, self._work.steps
-        if steps and steps != before and version + steps not in (*self._rules.ends, self._rules.num_steps):
-            log.info("from step %d on a round has %d steps", version + 1, steps)
-            self._store.event("round length", version=version, steps=steps)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """Of a step that counted so many tokens, since the last one was saved and evaluated."""

@@ -63,18 +63,14 @@ class Guard:
 
     def doubts(self, *, loss: float, norm: float) -> bool:
         """Whether an update should be looked at twice: a spike, or too early to tell. Changes nothing."""
-        if self.updates < WARM_UP_UPDATES:
-            return True
-        log_norm = math.log(max(norm, 1e-30)) if math.isfinite(norm) else math.inf
-        return self._is_spike(loss, log_norm)
+        return self.updates < WARM_UP_UPDATES or self._is_spike(loss, _log(norm))
 
     def judge(self, *, loss: float, norm: float) -> Verdict:
         """Called once for each merged update, finite or not."""
         self.updates += 1
-        log_norm = math.log(max(norm, 1e-30)) if math.isfinite(norm) else math.inf
-        if not self._is_spike(loss, log_norm):
+        if not self._is_spike(loss, _log(norm)):
             self.loss.add(loss)
-            self.log_norm.add(log_norm)
+            self.log_norm.add(_log(norm))
             return Verdict.OK
         self.skips = [update for update in self.skips if update > self.updates - WINDOW_UPDATES] + [self.updates]
         if len(self.skips) < SKIPS_BEFORE_ROLLBACK:
@@ -103,3 +99,7 @@ class Guard:
     def load_state(self, state: dict[str, Any]) -> None:
         self.updates, self.skips, self.rollbacks = state["updates"], list(state["skips"]), state["rollbacks"]
         self.loss, self.log_norm = Running(**state["loss"]), Running(**state["log_norm"])
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, 1e-30)) if math.isfinite(norm) else math.inf

@@ -1,8 +1,6 @@
 """How fast this machine trains a run's model: the loop itself, with leases that nobody waits for."""
 
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,12 +24,10 @@ MAX_UNITS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """`peak_bytes`: of the device's memory; on a processor of this whole process. `saved_bytes`: of a checkpoint."""
+    """What `measure` finds."""
 
     tokens_per_second: float
     device: str
-    peak_bytes: int
-    saved_bytes: int
     num_weights: int
     total_tokens: int
     work: Workload
@@ -60,8 +56,6 @@ def _measure(config: Config, folder: Path) -> Measured:
     return Measured(
         tokens_per_second=tokens_per_second,
         device=str(device),
-        peak_bytes=_peak_bytes(device),
-        saved_bytes=_size(windows.versions_like(model, recipe)[0]),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
@@ -95,13 +89,6 @@ def _round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-from cuadrilla.link.base import NodeReport, Progress, ToCoordinator
+from cuadrilla.link.base import ToCoordinator
 from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
 
 TICK_SECONDS = 0.1
@@ -21,6 +22,7 @@ class CoordinatorThread:
 
     def __init__(self, coordination: CoordinatorRuntime) -> None:
         self._coordination = coordination
+        self.heard, self.reported = coordination.heard, coordination.reported
         # Not a SimpleQueue: its `get` with a timeout waits for ever after a signal's handler that took longer (3.11).
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
         self._lock = threading.RLock()  # what is done at once may enqueue itself: a session that is ended
@@ -35,14 +37,6 @@ class CoordinatorThread:
     def left(self, worker: str, reason: str) -> None:
         """A worker is gone."""
         self._enqueue(partial(self._coordination.left, worker, reason))
-
-    def heard(self, worker: str, progress: Progress) -> None:
-        """A heartbeat: it counts at the next tick, with the time at which it came."""
-        self._coordination.heard(worker, progress)
-
-    def reported(self, worker: str, report: NodeReport) -> None:
-        """How its machine is."""
-        self._coordination.reported(worker, report)
 
     def _enqueue(self, call: Callable[[], None]) -> None:
         """Once the run is over there is nobody to read it: who comes then is told so at once."""
@@ -59,8 +53,10 @@ class CoordinatorThread:
         coordination, due = self._coordination, 0.0
         try:
             while not coordination.is_over:
-                if self._read(until=due):
-                    continue
+                with suppress(queue.Empty):
+                    if (left := due - time.monotonic()) > 0:
+                        self._inbox.get(timeout=left)()
+                        continue
                 for _ in range(self._inbox.qsize()):  # a Hello counts before the heartbeats that came after it
                     self._inbox.get()()
                 coordination.tick()
@@ -68,23 +64,8 @@ class CoordinatorThread:
                     poll()
                 due = time.monotonic() + every_seconds
         finally:
-            self._close()
+            with self._lock:
+                self._over = True
+                while not self._inbox.empty():
+                    self._inbox.get()()
         return coordination.result()
-
-    def _read(self, *, until: float) -> bool:
-        """Do what the next word in the inbox asks for, if there is one in time."""
-        left = until - time.monotonic()
-        if left <= 0:
-            return False
-        try:
-            call = self._inbox.get(timeout=left)
-        except queue.Empty:
-            return False
-        call()
-        return True
-
-    def _close(self) -> None:
-        with self._lock:
-            self._over = True
-            while not self._inbox.empty():
-                self._inbox.get()()
