@@ -28,7 +28,7 @@ from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import MergeHalf, Recipe, Strategy, trainable
+from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
 from cuadrilla.train.coordinate import CoordinatorRuntime, model_tensors
 from cuadrilla.train.evaluate import Observer
@@ -235,12 +235,22 @@ def assemble(
     Raises CheckpointError, ConfigError, ResourceError.
     """
     config, _ = decide(config, run)
-    equipment = equip(config, task, _initial_model(config, run, task=task), strategy=strategy)
+    model = make_model_to_train(config, task)
+    if config.model.init and not list_checkpoints(run.checkpoints):
+        load_initial(model, run.initial if run.initial.is_dir() else run.path / config.model.init, task=task)
+    equipment = equip(config, task, model, strategy=strategy)
     model, length = equipment.model, equipment.length
     _check_supported(config, model, equipment.precision)
-    merge = equipment.strategy.merge(model, equipment.recipe)
-    guard = Guard(section=config.guard)
-    store = make_store(config, run, merge=merge, model=model, task=task)
+    merge, guard = equipment.strategy.merge(model, equipment.recipe), Guard(section=config.guard)
+    crew = isinstance(config.engine, CrewEngine)  # others can join it at any time
+    store = Store(
+        run=run,
+        section=config.checkpoint,
+        merge=merge,
+        tensors=model_tensors(model),
+        with_journal=config.checkpoint.journal == "on" or (config.checkpoint.journal == "auto" and crew),
+        identity={"config": dump(config.for_others()), "data": task.data_hash()},
+    )
     state = store.recover(guard, check=lambda old: check_identity(old, store.identity, allow_changes=allow_changes))
     if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):
         # The data folder may go away.
@@ -270,15 +280,6 @@ def assemble(
         clock=clock,
     )
     return RunContext(**vars(equipment), coordination=coordination, store=store, resumed_at=coordinator.version)
-
-
-def _initial_model(config: Config, run: RunDir, *, task: Task) -> nn.Module:
-    """With the weights that a new run begins with."""
-    model = make_model_to_train(config, task)
-    if config.model.init and not list_checkpoints(run.checkpoints):
-        sent = run.initial
-        load_initial(model, sent if sent.is_dir() else run.path / config.model.init, task=task)
-    return model
 
 
 def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> Coordinator:
@@ -336,20 +337,6 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
         raise TaskError(
             "every parameter of the model is frozen", hint="leave requires_grad on for what is to be trained"
         )
-
-
-def make_store(config: Config, run: RunDir, *, merge: MergeHalf, model: nn.Module, task: Task) -> Store:
-    section, crew = config.checkpoint, isinstance(config.engine, CrewEngine)  # others can join it at any time
-    with_journal = section.journal == "on" or (section.journal == "auto" and crew)
-    identity = {"config": dump(config.for_others()), "data": task.data_hash()}
-    return Store(
-        run=run,
-        section=section,
-        merge=merge,
-        tensors=model_tensors(model),
-        with_journal=with_journal,
-        identity=identity,
-    )
 
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> bool:

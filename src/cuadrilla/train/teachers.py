@@ -52,16 +52,11 @@ def _check(found: LanguageModel, task: LanguageTask, *, path: Path) -> None:
             hint="prepare the text with the teacher's: cuadrilla data prepare --tokenizer {tokenizer}",
             tokenizer=typed(path / "tokenizer.json"),
         )
-    student = task.model().config
-    theirs = found.model.config
+    student, theirs = task.model().config, found.model.config
     if theirs.vocab_size != student.vocab_size or theirs.context < student.context:
         raise DataError(
-            "the teacher {path} has {tokens:,} tokens and a context of {context}, this model {own_tokens:,} and "
-            "{own_context}",
+            "the teacher {path} has another vocabulary, or a shorter context ({context})",
             path=path,
-            tokens=theirs.vocab_size,
             context=theirs.context,
-            own_tokens=student.vocab_size,
-            own_context=student.context,
             hint="a teacher needs the same vocabulary and a context at least as long",
         )
