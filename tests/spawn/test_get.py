@@ -102,7 +102,6 @@ def test_errors(server, tmp_path, monkeypatch):
         ([], {}, 2),
         ([url], {"sha256": "abc"}, 4),
         (["https://nadie.invalid/a.txt"], {}, 5),
-        (["https://ana:secreto@datos.es/a.txt"], {}, 2),
         ([server.url("/page.txt")], {}, 4),
         ([server.url("/nada.txt")], {}, 5),
         (["hf:nada"], {}, 2),
@@ -112,7 +111,6 @@ def test_errors(server, tmp_path, monkeypatch):
             get_command(names, **options)
         assert caught.value.exit_code == code, names
         assert caught.value.hint
-        assert "secreto" not in caught.value.message
 
 
 def test_the_catalogue(capsys, monkeypatch):

@@ -38,24 +38,6 @@ def test_names_keep_what_they_can():
     assert set(names_below(["a/x/1.txt", "a/y/1.txt"]).values()) == {"x_1.txt", "y_1.txt"}
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "https://ana:secreto@datos.es/a.txt",
-        "https://ana@datos.es/a.txt",
-        "https://datos.es/a.txt?token=abc",
-        "https://datos.es/a.txt?x=1&X-Amz-Signature=abc",
-        "https://datos.es/a.txt?sig=abc",
-        "s3://AKIA:secreto@cubo/a.txt",
-    ],
-)
-def test_secrets_in_addresses_are_refused_and_not_repeated(address):
-    with pytest.raises(ConfigError) as caught:
-        resolve(address)
-    for secret in ("secreto", "abc", "AKIA"):
-        assert secret not in caught.value.message + caught.value.hint
-
-
 def test_the_catalogue_is_in_order():
     assert len({corpus.name for corpus in CATALOGUE}) == len(CATALOGUE)
     for corpus in CATALOGUE:

@@ -158,33 +158,22 @@ def _cut_point(text: str, limit: int) -> int:
     return text.rfind(" ", limit // 2, limit) + 1 or limit
 
 
-def _without_gutenberg(pieces: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """Drop everything before a START marker found in the first piece, from each END on, and the credits."""
-    is_ebook = inside = False
-    for number, piece in enumerate(pieces):
-        is_ebook = is_ebook or (number == 0 and "***" in piece and _GUTENBERG_START.search(piece) is not None)
-        if not is_ebook:
-            yield piece
-            continue
-        kept, inside = _gutenberg_body(piece, inside=inside)
-        counts["gutenberg_characters_dropped"] += len(piece) - sum(map(len, kept))
-        yield from kept
-
-
-def _gutenberg_body(piece: str, *, inside: bool) -> tuple[list[str], bool]:
-    """The parts of `piece` between markers, and whether it ends inside a book."""
-    kept = []
-    position = 0
-    while True:
-        marker = (_GUTENBERG_END if inside else _GUTENBERG_START).search(piece, position)
-        if inside:
-            kept.append(piece[position : marker.start() if marker else len(piece)])
-        if marker is None:
-            return kept, inside
-        position = marker.end()
-        inside = not inside
-        if inside and (credits := _CREDITS.match(piece, position)):
-            position = credits.end()
+def _without_gutenberg(pieces: Iterator[str], counts: Counter[str]) -> Iterator[str]:
+    """What stands between a START marker in the first piece, its credits, and the END marker; else all."""
+    first = next(pieces, "")
+    start = _GUTENBERG_START.search(first)
+    if start is None:
+        yield from itertools.chain([first] if first else [], pieces)
+        return
+    credits = _CREDITS.match(first, start.end())
+    body = first[(credits or start).end() :]
+    counts["gutenberg_characters_dropped"] += len(first) - len(body)
+    for piece in itertools.chain([body], pieces):
+        if end := _GUTENBERG_END.search(piece):
+            counts["gutenberg_characters_dropped"] += len(piece) - end.start()
+            yield piece[: end.start()]
+            return
+        yield piece
 
 
 def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:

@@ -94,30 +94,23 @@ class Corpus:
 
     def drop_equal(self) -> None:
         """Keep the first of equal documents."""
-        is_copy = duplicates.first_of_equals(self.high, self.low) != np.arange(len(self.high))
+        is_copy = np.ones(len(self.splits), dtype=np.bool_)
+        is_copy[np.unique(np.stack((self.high, self.low), axis=1), axis=0, return_index=True)[1]] = False
         self.splits[is_copy] = DROP
         self.counts["documents_duplicate"] = int(np.count_nonzero(is_copy))
 
     def drop_contained(self, *, alike: list[int]) -> None:
         """Drop what is in earlier documents; those of the sources `alike` are so on purpose."""
         is_compared = (self.splits != DROP) & ~np.isin(self.sources, alike)
-        found = duplicates.find_contained(self._samples(is_compared), num_documents=len(self.splits))
-        self.splits[found] = DROP
-        self.counts["documents_contained"] = len(found)
-
-    def _samples(self, is_compared: NDArray[np.bool_]) -> NDArray[np.uint64]:
-        """Those of some documents; fewer of a very large corpus."""
-        halvings = size = 0
         parts = [np.zeros(0, dtype=np.uint64)]
         for chunk in self.chunks:
-            found = duplicates.thinned(chunk.array("samples"), halvings=halvings) + np.uint64(chunk.first)
-            parts.append(found[is_compared[found & np.uint64(0xFFFFFFFF)]])
-            size += len(parts[-1])
-            if size > duplicates.MAX_SAMPLES:
-                halvings += 1
-                parts = [duplicates.thinned(part, halvings=halvings) for part in parts]
-                size = sum(map(len, parts))
-        return np.concatenate(parts)
+            samples = duplicates.thinned(chunk.array("samples"), num_characters=self.num_characters)
+            parts.append(samples + np.uint64(chunk.first))
+        samples = np.concatenate(parts)
+        samples = samples[is_compared[samples & np.uint64(0xFFFFFFFF)]]
+        found = duplicates.find_contained(samples, num_documents=len(self.splits))
+        self.splits[found] = DROP
+        self.counts["documents_contained"] = len(found)
 
     def split(self, val_fraction: float, *, named: list[int]) -> None:
         """Hold some documents out, those of the sources `named` if there are any."""

@@ -12,6 +12,7 @@ A sample is one number: 32 bits of its hash above 32 bits of its document. Sorte
 order of their documents.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,8 +23,8 @@ SIMILARITY = 0.8
 SAMPLING = 8
 MIN_SAMPLES = 16
 """Some 800 characters: with this number of samples an estimate of 80 % is within 20 % of the truth."""
-MAX_SAMPLES = 2**22
-"""Of some 0.2 GB of text; comparing them takes a quarter of a gibibyte. Of more text a smaller part is looked at."""
+MAX_CHARACTERS = 2 * 10**8
+"""Comparing these takes a quarter of a gibibyte. Of more text a smaller part is looked at."""
 
 GROUP_DOCUMENTS = 8
 """Hashed at once: their arrays stay in the processor's cache."""
@@ -92,20 +93,10 @@ def _folded(text: str) -> bytes:
     return raw
 
 
-def thinned(samples: NDArray[np.uint64], *, halvings: int) -> NDArray[np.uint64]:
-    """The samples that are left when half of them is dropped so often, the same halves of every text."""
+def thinned(samples: NDArray[np.uint64], *, num_characters: int) -> NDArray[np.uint64]:
+    """Those to look at in a corpus of this size: in each text the same."""
+    halvings = max(0, math.ceil(math.log2(max(1, num_characters) / MAX_CHARACTERS)))
     return np.asarray(samples[(samples >> _DOCUMENT_BITS) % np.uint64(2**halvings) == 0])
-
-
-def first_of_equals(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each document the first one with its hash (two halves of it), often itself."""
-    order = np.lexsort((low, high))  # stable: equals stay in canonical order
-    firsts = np.arange(len(order))
-    if len(order):
-        begins = (high[order[1:]] != high[order[:-1]]) | (low[order[1:]] != low[order[:-1]])
-        places = np.concatenate([[0], np.where(begins, np.arange(1, len(order)), 0)])
-        firsts[order] = order[np.maximum.accumulate(places)]
-    return firsts
 
 
 def find_contained(samples: NDArray[np.uint64], *, num_documents: int) -> list[int]:

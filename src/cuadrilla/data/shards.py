@@ -248,13 +248,6 @@ class TokenStream:
             number += 1
         return tokens
 
-    def gather(self, starts: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """`read(start, count)` of each start, as rows: shape (len(starts), count)."""
-        rows = np.empty((len(starts), count), dtype=np.int64)
-        for row, start in zip(rows, starts.tolist(), strict=True):
-            row[:] = self.read(start, count)
-        return rows
-
 
 def publish(work: Path, folder: Path, manifest: Manifest) -> None:
     """Move finished shards and tokenizer from `work` into `folder`, replacing what it held, and accept them.

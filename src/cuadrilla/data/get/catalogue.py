@@ -5,7 +5,6 @@ hashes: the archives of repositories are made on request, and the texts are corr
 """
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,6 @@ from cuadrilla.data.get.download import WEB_SCHEMES, DownloadRequest, names_belo
 from cuadrilla.data.get.store import HUB, list_store
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
-
-_SECRET = re.compile(r"://[^/]*@|[?&][^=&]*(token|secret|passw|signature|credential|api[-_]?key|sig=|key=)", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +78,10 @@ CATALOGUE = (
 def resolve(argument: str, *, sha256: str = "") -> list[DownloadRequest]:
     """The files that a name of the catalogue or an address stands for.
 
-    Raises ConfigError for what is neither or holds a secret, LinkError if it has to be listed and cannot be.
+    Raises ConfigError for what is neither, LinkError if it has to be listed and cannot be.
     """
     corpus = next((each for each in CATALOGUE if each.name == argument), None)
     address = corpus.address if corpus else argument
-    if _SECRET.search(address):
-        raise ConfigError(
-            "the address holds a password or another secret, which would be recorded with the data",
-            hint="use an address without it, or fetch the file by other means and prepare it from there",
-        )
     if address.startswith(WEB_SCHEMES):
         found = [DownloadRequest(url=address)]
         if corpus:
