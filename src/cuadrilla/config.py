@@ -8,7 +8,7 @@ prints it. A component receives its own section, never `Config`.
 import re
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -264,13 +264,6 @@ class LocalEngine(Section):
     kind: Literal["local"] = "local"
     """One worker, in the process that coordinates."""
     workers: ClassVar[list[float]] = [1.0]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_one_worker(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "workers" in values:
-            raise ValueError(Message('engine.workers are processes of a crew: add engine.kind = "crew"'))
-        return values
 
 
 class CrewEngine(Section):

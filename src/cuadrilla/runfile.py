@@ -71,10 +71,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 
 def has_begun(run: RunDir) -> bool:
     """Whether it has a checkpoint."""
-    try:
-        return any(run.checkpoints.iterdir())
-    except OSError:
-        return False
+    return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
 
 
 def literal(value: Any) -> str:

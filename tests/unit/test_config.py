@@ -48,7 +48,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
         ("train.device=gpu", "pattern", ""),
         ("optim.kind=lion", "'muon', 'adamw'", ""),
-        ("engine.workers=[1, 0.5]", 'processes of a crew: add engine.kind = "crew"', ""),
+        ("engine.workers=[1, 0.5]", "unknown key engine.workers", "another kind"),
         ("engine={kind = 'crew', workers = [1, 0]}", "> 0", ""),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
         ("engine={kind = 'crew', devices = 'cuda:'}", "should be auto, or devices such as", ""),

@@ -72,14 +72,10 @@ def _facts(found: LanguageModel) -> dict[str, str]:
     assert run is not None
     assert config is not None
     assert step is not None
-    shape = found.model.config
     rows = [row for row in last_rows(run.metrics) if row["version"] <= step.version]
     bits = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
     facts = {
         "parameters": f"{num_parameters(found.model):,}",
-        "layers, heads, width": f"{shape.layers}, {shape.heads}, {shape.width}",
-        "context": f"{shape.context:,} tokens",
-        "vocabulary": f"{shape.vocab_size:,} (byte-level BPE)",
         "steps": f"{step.version:,}",
         "settings": f"{config.optim.kind}, learning rate {config.optim.lr:g}, "
         f"{config.train.batch_sequences} sequences in a batch, seed {config.run.seed}",

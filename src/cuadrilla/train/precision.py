@@ -6,7 +6,6 @@ answer later. In bf16 each pass casts the weights, and with passes of 4,096 toke
 Intel Xeon with AMX, but more on an AMD EPYC.
 """
 
-import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ ASKED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PASS_TOKENS, LONG_PASS_TOKENS = 2048, 4096
 MAX_LONG_WIDTH = 512
 """Wider models have long passes as it is."""
-_DEVICE = re.compile(r"cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]?))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,26 +57,21 @@ def has_accelerator() -> bool:
 
 def choose_device(requested: str) -> torch.device:
     """The device to compute on; `auto` takes cuda, xpu, mps, cpu in that order. Raises DeviceError."""
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "xpu": torch.xpu.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if requested == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
-    if not _DEVICE.fullmatch(requested):
-        hint = "use auto, cpu, cuda, cuda:1, mps or xpu"
-        raise DeviceError("{device!r} is not a device", device=requested, hint=hint)
-    device = torch.device(requested)
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
-    if not available[device.type] or (device.index or 0) >= count:
+    numbers = {"cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}
+    available = [name for kind, number in numbers.items() if number for name in (kind, *_numbered(kind, number))]
+    available += ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
+    if requested != "auto" and requested not in available:
         raise DeviceError(
             "device {device} is not available in this installation",
             device=requested,
-            hint="see `cuadrilla doctor`, or use auto",
+            hint="these are: {devices}; see `cuadrilla doctor`",
+            devices=", ".join(available),
         )
-    return device
+    return torch.device(available[0] if requested == "auto" else requested)
+
+
+def _numbered(kind: str, number: int) -> list[str]:
+    return [f"{kind}:{index}" for index in range(number)]
 
 
 def choose_precision(requested: str, *, device: torch.device) -> Precision:

@@ -1,7 +1,6 @@
 """Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it."""
 
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +10,6 @@ from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.rundir import KeptLines, finite, make_private, storage_errors
 
 FLUSH_SECONDS = 10
-
-log = logging.getLogger(__name__)
 
 Scalars = Mapping[str, float | int | str | Mapping[str, float]]
 """Numbers by name; a mapping holds one for each worker."""
@@ -45,10 +42,8 @@ class JsonlSink:
         self._lines.append(json.dumps({"version": step, **finite(scalars)}, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        try:
+        with suppress(ResourceError):  # no failure of a run that has ended, and told before
             self._lines.append("")
-        except ResourceError as error:  # no failure of a run that has ended
-            log.warning("%s: the last rows are missing there", error.message)
 
 
 class TensorBoardSink:

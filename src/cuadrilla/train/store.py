@@ -71,8 +71,8 @@ class Store:
     """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
     _journal: Journal = field(init=False)
     _events: KeptLines = field(init=False)
-    _failing: dict[object, str] = field(default_factory=dict)
-    """Why what is written fails now."""
+    _failing: set[object] = field(default_factory=set)
+    """What cannot be written now."""
     _saved_version: int = -1
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
@@ -234,12 +234,11 @@ class Store:
             yield
         except ResourceError as error:
             if what not in self._failing:
-                self._failing[what] = error.message
+                self._failing.add(what)
                 log.error("%s; training goes on, the last checkpoint is step %d", error.message, self._saved_version)
                 self.event("alarm", message=error.message)
         else:
-            if before := self._failing.pop(what, ""):
-                log.warning("it is written again, after: %s", before)
+            self._failing.discard(what)
 
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
         """`status.json`: how the run stands now, for those who watch."""
