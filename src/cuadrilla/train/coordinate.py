@@ -31,7 +31,6 @@ from cuadrilla.link.base import (
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train.alarms import reason_of
 from cuadrilla.train.evaluate import Observer
@@ -128,11 +127,6 @@ class CoordinatorRuntime:
             self._store.after_commit(self._snapshot, version=version, row=self._row, last=False)
         self._store.save(self._snapshot, version=version)
         self._perform(actions)
-
-    @property
-    def leases(self) -> Mapping[int, Grant]:
-        """Those that are out, by number."""
-        return self._work.ledger.leases
 
     @property
     def is_over(self) -> bool:
