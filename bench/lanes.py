@@ -178,7 +178,10 @@ class Product:
         for number, lane in enumerate(play.lanes):
             units = tuple(range(first, first + steps * lane))
             first += steps * lane
-            lease = Lease(lease_id=number, version=step, units=units, planned_tokens=planned, steps=steps)
+            lease = Lease(
+                lease_id=number, version=step, units=units, planned_tokens=planned, steps=steps,
+                whole=len(play.lanes) == 1,
+            )  # fmt: skip
             self._worker.begin(lease)
             sums = Sums()
             for begin in range(0, len(units), lane):

@@ -1,4 +1,4 @@
-"""The plan against the coordinator itself, under a virtual clock: 12 crews that are described, and up to 64 machines.
+"""The plan against the coordinator itself, under a virtual clock: 18 crews that are described, and up to 64 machines.
 
     python -m bench.scale [--rounds 20] [--nodes 2,8,32,64]
 
@@ -33,7 +33,8 @@ from cuadrilla.sync.work import WholeRounds
 
 TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
 """What a training gets out of them: assumed."""
-CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4}
+CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4, "apart": ("3050", "M2", "CPU")}
+"""The first machine coordinates; `apart`: another one, that does not train."""
 LINKS = {"100 Mbit/s": 11.75e6, "1 Gbit/s": 117.5e6, "10 Gbit/s": 1175e6}
 SIZES = {"10 M": 10e6, "124 M": 124e6}
 UNIT_TOKENS, UNITS_PER_STEP = 4096, 64
@@ -191,13 +192,12 @@ class Run:
             self.world.transfer("down", num_bytes, most=most, then=compute)
 
 
-def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float) -> Crew:
-    """The first one coordinates."""
+def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float, apart: bool = False) -> Crew:
     machines = [
         MachineSpec(
             name=f"{number} {name}",
             tokens_per_second=TFLOPS[name] * 1e12 / (6 * weights),
-            **({} if number == 0 else {"bytes_per_second": bytes_per_second, "delay_seconds": 0.001}),
+            **({} if number == 0 and not apart else {"bytes_per_second": bytes_per_second, "delay_seconds": 0.001}),
         )
         for number, name in enumerate(names)
     ]
@@ -248,7 +248,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cells, many = {}, {}
     for (crew, names), (link, rate), (size, weights) in itertools.product(CREWS.items(), LINKS.items(), SIZES.items()):
-        made = crew_of(names, weights=weights, bytes_per_second=rate)
+        made = crew_of(names, weights=weights, bytes_per_second=rate, apart=crew == "apart")
         name = f"{crew}, {link}, {size}"
         cells[name] = cell(made, work_of(weights), rounds=arguments.rounds)
         print(name, cells[name], file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@
 """
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,14 +146,21 @@ def test_run_8_equals_run_3_and_resume_5(execute: Execute, tmp_path: Path, name:
 
 
 class Listening:
-    """A `wrap_link` that notes from which weights of each version each worker computes.
+    """A `wrap_link` that notes from which weights each answer was computed that a version took up.
 
-    Not what it reads: threads share the weights of record, and one without a lease may read while others step on.
+    Not every one that is read: threads share the weights of record, and a late one may read while others step on.
     """
 
     def __init__(self) -> None:
-        self.given: dict[int, set[str]] = defaultdict(set)
-        self.lock = threading.Lock()
+        self.read: dict[int, tuple[int, str]] = {}
+
+    def weights(self, folder: Path) -> dict[int, set[str]]:
+        """By version; of the run in this folder."""
+        found: dict[int, set[str]] = defaultdict(set)
+        discarded = {row["lease"] for row in read_jsonl(RunDir(folder).events) if row["event"] == "discarded"}
+        for version, sha256 in (each for lease, each in self.read.items() if lease not in discarded):
+            found[version].add(sha256)
+        return found
 
     def __call__(self, worker: str, link: Link) -> Link:
         del worker
@@ -163,26 +169,26 @@ class Listening:
 
 class _Ear:
     def __init__(self, link: Link, heard: Listening) -> None:
-        self._link, self._heard, self._version = link, heard, -1
-        self._held: Tensors = {}
+        self._link, self._heard, self._version, self._held = link, heard, -1, ""
 
     def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution):
+            self._heard.read[message.lease_id] = self._version, self._held
         self._link.call(message)
 
     def next_event(self) -> ToWorker:
         event = self._link.next_event()
-        self._version = event.version if isinstance(event, Version) else self._version
-        if isinstance(event, Lease):
-            with self._heard.lock:
-                self._heard.given[self._version].add(tensors_sha256(self._held))
+        if isinstance(event, Version):
+            self._version = event.version
         return event
 
     def interrupted(self) -> bool:
         return self._link.interrupted()
 
     def download(self, ref: TensorRef) -> Tensors:
-        self._held = self._link.download(ref)
-        return self._held
+        held = self._link.download(ref)
+        self._held = tensors_sha256(held)
+        return held
 
     def close(self) -> None:
         self._link.close()
@@ -192,8 +198,9 @@ def test_all_members_hold_the_same_bits(execute: Execute, tmp_path: Path, strate
     heard = Listening()
     crew = workers([1.0, 0.5, 0.25])
     execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=strategy, wrap_link=heard)
-    assert len(heard.given) > 5
-    assert all(len(hashes) == 1 for hashes in heard.given.values())
+    weights = heard.weights(tmp_path)
+    assert len(weights) > 5
+    assert all(len(hashes) == 1 for hashes in weights.values())
 
 
 @pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16])
@@ -223,7 +230,7 @@ def test_kinds_of_rounds_change_though_a_worker_is_lost(execute: Execute, tmp_pa
     assert [row["version"] for row in rows] == [1, 2, 3, 7, 8, 12, 13, 17, 18, 22, 23, 24]
     assert [row.get("steps", 1) for row in rows] == [1, 1, 1, 4, 1, 4, 1, 4, 1, 4, 1, 1]
     assert rows[-1]["loss"] < rows[0]["loss"]
-    assert all(len(hashes) == 1 for hashes in heard.given.values())
+    assert all(len(hashes) == 1 for hashes in heard.weights(tmp_path).values())
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])

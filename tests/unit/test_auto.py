@@ -24,10 +24,13 @@ UNITS_PER_STEP = 60
 
 @dataclass
 class Machines:
-    """Units per second of each; seconds of one transfer of an exact round, and of a local step of the optimizer."""
+    """Units per second of each; seconds of one transfer of an exact round, and of a local step of the optimizer.
+    `shared`: transfers of one round go over one line.
+    """
 
     speeds: dict[str, float]
     transfer: float
+    shared: bool = False
     local_step: float = 0.0
     ends: tuple[int, ...] = ()
 
@@ -36,7 +39,7 @@ class Machines:
             units_per_step=UNITS_PER_STEP, step_tokens=600, num_steps=10_000, ends=self.ends, quorum=len(self.speeds)
         )
         self.machine = Coordinator(rules=rules, rounds=AutoRounds(share=share_units, window_bytes=0.5))
-        self.now, self.lengths = 0.0, list[int]()
+        self.now, self.lengths, self.workers = 0.0, list[int](), list[set[str]]()
 
     def rounds(self, number: int) -> list[int]:
         """The lengths of so many."""
@@ -53,10 +56,12 @@ class Machines:
 
     def _round(self, actions: Sequence[Action]) -> list[Action]:
         due, began = [], self.now
+        leased = {action.worker for action in actions if isinstance(action, Send) and isinstance(action.message, Lease)}
+        self.workers.append(leased)
         for action in actions:
             match action:
                 case Send(message=Lease() as lease):
-                    moved = self.transfer * (0.5 if lease.steps > 1 else 1.0)
+                    moved = self.transfer * (0.5 if lease.steps > 1 else 1.0) * (len(leased) if self.shared else 1)
                     local = self.local_step * lease.steps if lease.steps > 1 else 0.0
                     seconds = moved + local + len(lease.units) / self.speeds[action.worker]
                     due.append((began + seconds, action.worker, lease, moved))
@@ -91,6 +96,16 @@ def test_a_network_that_becomes_slow_is_noticed() -> None:
     assert set(crew.rounds(20)[-5:]) == {1}
     crew.transfer = 30.0
     assert crew.rounds(40)[-1] == 16
+
+
+def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_slow() -> None:
+    """A window of 16 takes 40 s of transfers and 16 of computing; alone 10 and 32. The others are tried again."""
+    crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=20.0, shared=True)
+    crew.rounds(60)
+    assert sum(workers == {"ana"} for workers in crew.workers[-30:]) >= 27
+    crew.transfer = 0.0
+    crew.rounds(350)
+    assert crew.workers[-1] == {"ana", "luis", "eva", "rosa"}
 
 
 def test_a_machine_alone_loses_nothing() -> None:

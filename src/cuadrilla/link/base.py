@@ -170,7 +170,7 @@ class Version:
 @dataclass(frozen=True, kw_only=True)
 class Lease:
     """Units to compute from `version`, in so many optimizer steps, which the round has. Losses are divided by its
-    `planned_tokens`, so that sums stay small in fp16.
+    `planned_tokens`, so that sums stay small in fp16. `whole`: these are all units of the round.
     """
 
     lease_id: Count
@@ -178,6 +178,7 @@ class Lease:
     units: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_UNITS)]
     planned_tokens: Annotated[int, Field(gt=0, lt=2**63)]
     steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
-"""Exact steps or windows, of whatever length teaches most in a second by what the rounds so far took.
+"""Exact steps, windows or the fastest machine alone: what teaches most in a second by what the rounds so far took.
 
     value of a length = what its steps teach (`plan/predict.py`) / seconds of one of its steps
 
 A length that was tried lately counts as it was measured, any other as it follows from the measured speeds and
 transfers: units by speed, one transfer in each round, and a window's moves `window_bytes` times as much as an exact
-round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried.
+round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
+longest window with a single lane, which teaches what exact steps do; nobody shares its line to the coordinator. It has
+to be better than that window, measured with all lanes, which is measured again as often as `PROBE_COST` allows.
 
 The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
 sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
@@ -25,9 +27,10 @@ from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import MIN_MEASUREMENTS
 from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Reduced, Strategy, Sums, WorkerHalf, trainable
 from cuadrilla.sync.windows import STATE, Windows
-from cuadrilla.sync.work import Rounds, Share, WholeRounds, Work
+from cuadrilla.sync.work import PROBE_COST, Rounds, Share, WholeRounds, Work
 
-LENGTHS = (1, *WINDOWS)
+ALONE = 0
+LENGTHS = (ALONE, 1, *WINDOWS)
 """Steps of a round; 1 is an exact one."""
 BETTER = 1.03
 """A length must promise so much more than the present one."""
@@ -46,7 +49,7 @@ class Auto:
     def of(cls, model: nn.Module, recipe: Recipe) -> "Auto":
         """For this model."""
         exact, windows = (
-            _num_bytes(each.versions_like(model, recipe)) + _num_bytes(each.contributions_like(model, recipe))
+            _num_bytes(each.versions_like(model, recipe)[:1]) + _num_bytes(each.contributions_like(model, recipe)[:1])
             for each in (strategy_of(1), strategy_of(2))
         )
         return cls(window_bytes=windows / exact)
@@ -128,8 +131,8 @@ class AutoMerge:
                 self._half.load_state_tensors(state)
         return self._half
 
-    def _contributed(self, steps: int) -> frozenset[str]:
-        return frozenset(*strategy_of(steps).contributions_like(self._model, self._recipe))
+    def _contributed(self, steps: int) -> list[frozenset[str]]:
+        return [frozenset(form) for form in strategy_of(steps).contributions_like(self._model, self._recipe)]
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
         return self._turn(steps).version(steps=steps)
@@ -145,7 +148,7 @@ class AutoMerge:
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Of the right one of both forms, too."""
-        return tensors.keys() == self._names and self._half.is_plausible(tensors, num_units=num_units)
+        return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
 
     def update(self) -> Mapping[str, Tensor]:
         return self._half.update()
@@ -172,53 +175,90 @@ class Took:
     at: float
 
 
+@dataclass(kw_only=True)
+class Tried:
+    """What the present rounds are, and how long others took."""
+
+    present: int = 1
+    measured: dict[int, Took] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AutoRounds(WholeRounds):
     """As `WholeRounds`, with a length of their own each."""
 
     window_bytes: float
-    measured: dict[int, Took] = field(default_factory=dict)
+    tried: Tried = field(default_factory=Tried)
+
+    def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+        """All for the fastest, where it is to be alone."""
+        return self._shares(self.tried.present, num_groups, paces=paces)
 
     def length(self, work: Work) -> int:
         """Of the next round: that of the last one, unless another promises more; exact until all are measured."""
-        last = work.merged_steps
-        if not last or any(member.measurements < MIN_MEASUREMENTS for member in work.crew.members.values()):
-            return last or 1
-        self._note(work)
-        present = max(length for length in LENGTHS if length <= last)
-        values = {length: self._value(length, work) for length in LENGTHS}
-        best = max(values, key=values.__getitem__)
-        chosen = best if values[best] > BETTER * values[present] else present
-        if (chosen > 1) != (last > 1):
-            work.crew.change_transfers(self.window_bytes if chosen > 1 else 1 / self.window_bytes)
-        return chosen
+        last, tried = work.merged_steps, self.tried
+        if last and all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
+            self._note(work)
+            longest = self._known(max(LENGTHS), work)
+            values = {length: self._value(length, work) for length in LENGTHS if length != ALONE or longest}
+            best = max(values, key=values.__getitem__)
+            if values[best] > BETTER * values.get(tried.present, 0.0):
+                tried.present = best
+            if (tried.present != 1) != (last > 1):
+                work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
+        return _steps(tried.present)
 
     def _note(self, work: Work) -> None:
-        """How long the last round took."""
-        steps, members, now = work.merged_steps, frozenset(work.crew.members), work.crew.now
-        seconds = (now - work.opened_at) / steps
-        before = self.measured.get(steps)
+        """How long the last round took; one that ended early, where the rules want it, says little."""
+        tried, members, now = self.tried, frozenset(work.crew.members), work.crew.now
+        if work.merged_steps != _steps(tried.present):
+            return
+        seconds = (now - work.opened_at) / work.merged_steps
+        before = tried.measured.get(tried.present)
         if before is not None and before.members == members:
             seconds = (before.seconds + seconds) / 2
-        self.measured[steps] = Took(seconds=seconds, members=members, at=now)
+        tried.measured[tried.present] = Took(seconds=seconds, members=members, at=now)
+
+    def _known(self, length: int, work: Work) -> Took | None:
+        """How long it took, if it was tried lately and with these members."""
+        took, memory = self.tried.measured.get(length), MEMORY_SECONDS
+        if took is None or took.members != work.crew.members.keys():
+            return None
+        if self.tried.present == ALONE != length:
+            more = took.seconds - (work.crew.now - work.opened_at) / work.merged_steps
+            memory = max(memory, more * _steps(length) / PROBE_COST)
+        return took if work.crew.now - took.at < memory else None
 
     def _value(self, length: int, work: Work) -> float:
-        known, paces = self.measured.get(length), self._paces(length, work)
-        shares = self.share(work.rules.units_per_step, paces=paces)
-        if known and known.members == work.crew.members.keys() and work.crew.now - known.at < MEMORY_SECONDS:
+        known, paces = self._known(length, work), self._paces(length, work)
+        shares = self._shares(length, work.rules.units_per_step, paces=paces)
+        if known:
             seconds = known.seconds
         else:
             longest = max(paces[name].seconds(share) for name, share in shares.items() if share)
-            seconds = (longest + work.merge_seconds) / length
+            seconds = (longest + work.merge_seconds) / _steps(length)
         return (teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0) / max(seconds, 1e-9)
 
+    def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+        if length != ALONE:
+            return self.share(num_groups, paces=paces)
+        fastest = min(paces, key=lambda name: (paces[name].seconds(num_groups), name), default="")
+        return {name: num_groups if name == fastest else 0 for name in paces}
+
     def _paces(self, length: int, work: Work) -> dict[str, Pace]:
-        """Of groups of so many units, as they would be in rounds of this length."""
-        bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in (work.merged_steps, length))
+        """Of groups of units, as they would be in rounds of this length."""
+        rounds = work.merged_steps, _steps(length)
+        bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in rounds)
+        at_once = len(work.crew.members) if length == ALONE != self.tried.present else 1
         return {
             name: Pace(
-                units_per_second=pace.units_per_second / length,
-                fixed_seconds=pace.fixed_seconds * bytes_then / bytes_now,
+                units_per_second=pace.units_per_second / _steps(length),
+                fixed_seconds=pace.fixed_seconds * bytes_then / bytes_now / at_once,
             )
             for name, pace in work.crew.paces().items()
         }
+
+
+def _steps(length: int) -> int:
+    """Of a round."""
+    return length or max(LENGTHS)

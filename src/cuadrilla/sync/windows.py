@@ -15,6 +15,9 @@ between two leases, whoever joins starts with everything, and a lost lane is com
 learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts with the crew's momentum goes on, where
 one that starts with its own, or with none, has to find its way first.
 
+A lane that is the whole window contributes changes and state of all parameters, and they are taken over: that is
+training alone.
+
 Adaptive parameters are those of AdamW, whose step has one size however small the gradient is: what only one lane sees,
 such as a rare token's row, would move by that lane's part of the step alone, and the squares of a small lane's noisy
 gradients would slow down all of them. The sum of gradients has neither fault, and their squares are as noisy as those
@@ -56,6 +59,8 @@ from cuadrilla.sync.work import Rounds, Share, WholeRounds
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
 """Before names of tensors that are not weights or their changes."""
+SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
+"""Before names of means of squares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +92,11 @@ class Windows:
         return (_version(params, optimizer, bits=self.bits),)
 
     def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Changes of the parameters and the optimizer's state, or gradients and their squares."""
+        """Changes of the parameters and the optimizer's state, or gradients and squares; those of a whole round."""
         params, optimizer = _unplaced(model, recipe)
-        return (_contribution(params, optimizer, gradients=params, squares=params, bits=self.bits),)
+        adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
+        parts = (adaptive, {}) if adaptive else ({},)
+        return [_contribution(params, optimizer, gradients=each, squares=each, bits=self.bits) for each in parts]
 
 
 def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
@@ -125,7 +132,9 @@ class WindowsWorker:
             parameter.copy_(self._record[name])
             parameter.grad = None
         self._optimizer.load_state_tensors(_state_in(self._record))
-        adaptive = [(name, self.params[name]) for name in self.params if name in self._optimizer.adaptive]
+        adaptive = [
+            (name, self.params[name]) for name in self.params if name in self._optimizer.adaptive and not lease.whole
+        ]
         self._gradients = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
         self._squares = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
         self._lease = lease
@@ -181,8 +190,7 @@ class WindowsMerge:
         self._params, self._recipe, self._bits = trainable(model), recipe, bits
         self._optimizer = recipe.make_optimizer(self._params)
         self._optimizer.start()
-        smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
-        self._ways = [GRADIENT + name if name in self._optimizer.adaptive else name for name in smallest_first]
+        self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
         self._mean: dict[str, Tensor] = {}
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
@@ -190,7 +198,13 @@ class WindowsMerge:
         return _version(self._params, self._optimizer, bits=self._bits)
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Means by tokens, added up in the order of the answers; gradients are means of the planned tokens already."""
+        """Means by tokens, added up in the order of the answers; gradients are means of the planned tokens already.
+
+        One of several answers that claims to be of the whole window is a bad one.
+        """
+        claimed = tuple(i for i, answer in enumerate(answers) if self._is_whole(answer.said.tensors))
+        if claimed and len(answers) > 1:
+            return Reduced(norm=math.nan, bad=claimed)
         tokens = sum(answer.said.tokens for answer in answers)
         self._mean = {}
         for name in names_of(answers[0].said.tensors):
@@ -202,10 +216,17 @@ class WindowsMerge:
                 mean.add_(expanded(answer.said.tensors, name).to(mean.device), alpha=weight)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
         whole = float(nn.utils.get_total_norm(self._mean.values()))
-        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways]))
+        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways(self._mean)]))
         norm = norm if math.isfinite(whole) else whole
         bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
         return Reduced(norm=norm, bad=bad)
+
+    def _is_whole(self, tensors: Tensors) -> bool:
+        return any(GRADIENT + name not in tensors for name in self._optimizer.adaptive)
+
+    def _ways(self, tensors: Tensors) -> list[str]:
+        """Names of those in a contribution that say in which direction its parameters go."""
+        return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._smallest_first]
 
     @property
     def _place(self) -> torch.device:
@@ -217,17 +238,17 @@ class WindowsMerge:
         return [self._length(answer.said, total=total) if answer.said.tokens else 0.0 for answer in answers]
 
     def _length(self, said: Contribution, *, total: int) -> float:
-        scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in self._ways}
-        ways = [expanded(said.tensors, name).double() * scales[name] for name in self._ways]
-        return float(nn.utils.get_total_norm(ways))
+        names = self._ways(said.tensors)
+        scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in names}
+        return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return without_effect(answers, names=self._ways)
+        return without_effect(answers, names=self._ways(answers[0].said.tensors))
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """No square is negative: its root would be no number, at every worker, for the rest of the run."""
         del num_units
-        return all(bool((tensor >= 0).all()) for name, tensor in tensors.items() if name.startswith(SQUARE))
+        return all(bool((tensor >= 0).all()) for name, tensor in tensors.items() if name.startswith(SQUARES))
 
     def update(self) -> Mapping[str, Tensor]:
         return self._mean
@@ -240,7 +261,7 @@ class WindowsMerge:
     def step(self, *, norm: float, version: int, steps: int) -> float:
         """Take the means over, and step with those of gradients; the learning-rate factor of the window's last step."""
         del norm
-        adaptive = {name: p for name, p in self._params.items() if name in self._optimizer.adaptive}
+        adaptive = {name: p for name, p in self._params.items() if GRADIENT + name in self._mean}
         for name, parameter in self._params.items():
             if name in adaptive:
                 parameter.grad = self._mean[GRADIENT + name].to(parameter.device)
@@ -266,8 +287,7 @@ def _version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> 
     state = _named(optimizer.state_tensors())
     if bits == 32:
         return {**params, **state}
-    halves = (*params, *(STATE + name for name in optimizer.state_tensors() if name.startswith("exp_avg_sq.")))
-    return compacted({**params, **state}, halves=halves)
+    return compacted({**params, **state}, halves=(*params, *SQUARES))
 
 
 def _contribution(
@@ -278,16 +298,15 @@ def _contribution(
     squares: Mapping[str, Tensor],
     bits: int,
 ) -> dict[str, Tensor]:
-    """Of adaptive parameters gradients and squares, of the others changes and state."""
-    adaptive = optimizer.adaptive
-    state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in adaptive}
+    """Of parameters in `gradients` those and their squares, of the others changes and state."""
+    state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in gradients}
     whole = {
-        **{name: change for name, change in changes.items() if name not in adaptive},
+        **{name: change for name, change in changes.items() if name not in gradients},
         **_named(state),
-        **{GRADIENT + name: gradient for name, gradient in gradients.items() if name in adaptive},
-        **{SQUARE + name: square for name, square in squares.items() if name in adaptive},
+        **{GRADIENT + name: gradient for name, gradient in gradients.items()},
+        **{SQUARE + name: square for name, square in squares.items()},
     }
-    return whole if bits == 32 else compacted(whole, halves=(SQUARE,))
+    return whole if bits == 32 else compacted(whole, halves=SQUARES)
 
 
 def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -111,6 +111,7 @@ class Work:
             units=grant.units,
             planned_tokens=self.steps * self.rules.step_tokens,
             steps=self.steps,
+            whole=len(grant.units) == self.steps * self.rules.units_per_step,
         )
         return [Send(worker=grant.worker, message=lease)]
 
@@ -206,7 +207,7 @@ class WholeRounds:
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
         actions: list[Action] = []
         size = work.steps
-        shares = self.share(math.ceil(len(free) / size), paces=_paces_of_groups(work))
+        shares = self.shares(math.ceil(len(free) / size), paces=_paces_of_groups(work))
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # what comes back goes to whoever is idle
@@ -236,6 +237,10 @@ class WholeRounds:
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
         return len(grant.units) <= work.steps
+
+    def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+        """Of a round, for each member."""
+        return self.share(num_groups, paces=paces)
 
     def length(self, work: Work) -> int:
         """Steps of the next round."""

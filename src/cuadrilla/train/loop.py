@@ -48,6 +48,7 @@ def train(
     model.train()
     loss_scale = precision.loss_scale
     micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(task, worker)
+    newest: Version | None = None  # that was not downloaded yet: who is given nothing needs none
     micro_steps = 0
     transfer_seconds = upload_seconds = 0.0
 
@@ -57,12 +58,14 @@ def train(
     # -- the loop ------------------------------------------------------------------------------------------------------
     while not isinstance(event := link.next_event(), Stop):
         if isinstance(event, Version):
-            began = time.monotonic()
-            sync.apply(link.download(event.parameters))
-            transfer_seconds = upload_seconds + time.monotonic() - began
+            newest = event
             continue
 
         lease: Lease = event
+        if newest is not None:
+            began = time.monotonic()
+            sync.apply(link.download(newest.parameters))
+            transfer_seconds, newest = upload_seconds + time.monotonic() - began, None
         indices = loader.indices(lease.units)
         step_sequences = math.ceil(len(lease.units) / lease.steps) * section.unit_sequences
         sync.begin(lease)
