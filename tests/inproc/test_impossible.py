@@ -66,7 +66,7 @@ class Crew:
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
-        wanted = self.coordination.leases
+        wanted = self.coordination._work.ledger.leases
         return leases[-1] if leases and leases[-1].lease_id in wanted else None
 
     def answers(self, worker: str, lie: Lie | None = None) -> None:

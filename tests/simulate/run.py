@@ -208,7 +208,7 @@ class World:
                 connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
             self.coordination.heard(worker.name, message)
         else:
-            answers = isinstance(message, Contribution) and message.lease_id in self.coordination.leases
+            answers = isinstance(message, Contribution) and message.lease_id in self.coordinator.work.ledger.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
 
