@@ -143,9 +143,9 @@ def test_no_scheduler_and_no_workers_are_named(library, tmp_path):
             assert not (tmp_path / "out").exists()
 
 
-def test_a_worker_with_another_program_does_no_job():
-    from cuadrilla.data.dask import checked, program
+def test_a_worker_with_another_program_is_named(cluster, monkeypatch):
+    from cuadrilla.data import dask
 
-    assert checked(program(), bytes, b"x") == b"x"
-    with pytest.raises(EnvironmentProblem, match="this machine has cuadrilla 9"):
-        checked("cuadrilla 9", bytes, b"x")
+    monkeypatch.setattr(dask, "__version__", "9")
+    with pytest.raises(EnvironmentProblem, match="this machine has cuadrilla 9"), dask.dask_workers(cluster[1]):
+        raise AssertionError("it began")

@@ -47,9 +47,8 @@ def test_the_catalogue_is_in_order():
         if not corpus.address.startswith("hf:"):
             (wanted,) = resolve(corpus.name)
             assert wanted.url.startswith("https://")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="neither a known corpus"):
         resolve("quijot")
-    assert caught.value.hint == "did you mean quijote?"
 
 
 def test_what_is_no_address():

@@ -191,12 +191,11 @@ def _cleaned(
     return corpus
 
 
-def documents_of(read: Sources) -> Iterator[tuple[int, str]]:
-    """(number of the source, document) of everything, clean. Raises DataError."""
+def documents_of(read: Sources) -> Iterator[str]:
+    """The documents of everything, clean. Raises DataError."""
     counts: Counter[str] = Counter()
     for piece, section in _sections(read, counts):
-        for text in clean.documents(section, keep_indentation=piece.keeps_indentation, counts=counts):
-            yield piece.source, text
+        yield from clean.documents(section, keep_indentation=piece.keeps_indentation, counts=counts)
 
 
 def _sections(read: Sources, counts: Counter[str]) -> Iterator[tuple[TextPiece, str]]:

@@ -5,11 +5,9 @@ It depends on nothing else, so Dask may repeat it elsewhere when a worker dies. 
 scheduler is reached (TLS: https://distributed.dask.org/en/stable/tls.html).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 from unicodedata import unidata_version
 
 import distributed
@@ -25,20 +23,8 @@ from cuadrilla.version import __version__
 
 
 def program() -> str:
-    """What decides the bytes that a job makes here."""
+    """What decides the bytes that a job makes: the same on all workers."""
     return f"cuadrilla {__version__}.{RECIPE}, tokenizers {tokenizers.__version__}, Unicode {unidata_version}"
-
-
-def checked(wanted: str, function: Callable[..., bytes], *arguments: Any) -> bytes:
-    """What a worker runs: the job, unless its program is another one that might make other bytes."""
-    if program() != wanted:
-        raise EnvironmentProblem(
-            "a Dask worker has {theirs}; this machine has {wanted}",
-            theirs=program(),
-            wanted=wanted,
-            hint="install the same versions on all machines and restart the workers",
-        )
-    return function(*arguments)
 
 
 @contextmanager
@@ -47,12 +33,18 @@ def dask_workers(scheduler: str) -> Iterator[Workers]:
     to_files_only("distributed")
     try:
         with distributed.Client(scheduler, set_as_default=False, name="cuadrilla") as client:
-            if not client.nthreads():
+            found = set(client.run(program).values())
+            if not found:
                 raise OSError("it has no workers")
-            yield Workers(
-                submit=partial(client.get_executor(pure=False).submit, checked, program()),
-                ahead=2 * sum(client.nthreads().values()),
-            )
+            if others := found - {program()}:
+                raise EnvironmentProblem(
+                    "a Dask worker has {theirs}; this machine has {wanted}",
+                    theirs=min(others),
+                    wanted=program(),
+                    hint="install the same versions on all machines and restart the workers",
+                )
+            executor = client.get_executor(pure=False)
+            yield Workers(submit=executor.submit, ahead=2 * sum(client.nthreads().values()))
     except (KilledWorker, CancelledError, OSError) as error:
         raise LinkError(
             "the Dask cluster {scheduler} cannot be used: {reason}",

@@ -15,11 +15,10 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, Thre
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from cuadrilla.errors import ResourceError
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -38,23 +37,19 @@ class Workers:
     def run(self, calls: Iterable[Call | None]) -> Iterator[Any]:
         """The result of each call, in order; None for None. Raises what a job raised, ResourceError if a process was
         killed."""
-        waiting: deque[Future[Any] | None] = deque()
+        waiting: deque[Future[Any]] = deque()
         try:
             for call in calls:
-                waiting.append(self.submit(call[0], *call[1]) if call else None)
+                waiting.append(self.submit(call[0], *call[1]) if call else _here(lambda: None))
                 if len(waiting) > self.ahead:
-                    yield _result(waiting.popleft())
+                    yield waiting.popleft().result()
             while waiting:
-                yield _result(waiting.popleft())
+                yield waiting.popleft().result()
         except BrokenExecutor as error:
             raise ResourceError(
                 "a process of the preparation was killed; it may have run out of memory",
                 hint="run the same command again, with fewer --processes; finished work is kept",
             ) from error
-
-
-def _result(future: Future[Any] | None) -> Any:
-    return future.result() if future else None
 
 
 def available_cores() -> int:
@@ -85,16 +80,16 @@ def threads(count: int) -> Iterator[Workers]:
         pool.shutdown(cancel_futures=True)
 
 
-def _here(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+def _here(function: Callable[..., T], /, *args: Any) -> Future[T]:
     future: Future[T] = Future()
-    future.set_result(function(*args, **kwargs))
+    future.set_result(function(*args))
     return future
 
 
 class _Pool(ProcessPoolExecutor):
     """A process that starts does not run the caller's script again, so that one needs no main guard."""
 
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:

@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuadrilla.data.corpus import TRAIN, VAL, Corpus, make_corpus
+from cuadrilla.data.corpus import VAL, Corpus, make_corpus
 from cuadrilla.data.executor import Workers, available_cores, processes
 from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.data.options import PrepareOptions, recorded
@@ -161,19 +161,17 @@ def _written(
     progress: Progress,
 ) -> Manifest:
     """Tokenizer and shards in `work`. Raises DataError if there is too little text."""
-    if corpus.num_characters < MIN_CORPUS_CHARACTERS or len(corpus) < 2:
+    num_held = int((corpus.splits == VAL).sum())
+    if corpus.num_characters < MIN_CORPUS_CHARACTERS or num_held in (0, len(corpus)):
         raise DataError(
-            "too little text: {characters:,} characters in {documents} documents after cleaning; "
-            "the minimum is {least:,} characters in 2 documents",
+            "too little text: {characters:,} characters in {documents} documents after cleaning, {num_held} of them "
+            "held out; the minimum is {least:,} characters in 2 documents, one of them held out",
             characters=corpus.num_characters,
             documents=len(corpus),
+            num_held=num_held,
             least=MIN_CORPUS_CHARACTERS,
             hint="add more text, or the built-in source cuentos:40000; --keep-all keeps what was dropped",
         )
-    if not (corpus.splits == VAL).any():
-        raise DataError("no text is left of what --val names", hint="it may be too short, or be dropped: --keep-all")
-    if not (corpus.splits == TRAIN).any():
-        raise DataError("no text is left to train on: all of it is also held out", hint="add more text")
     if tokenizer is None:
         progress(TRAINING, 0, 0)
         texts = corpus.train_texts(max_characters=TOKENIZER_CHARACTERS)

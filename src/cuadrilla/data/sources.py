@@ -211,11 +211,10 @@ def list_sources(
             count = _parse_stories(spec)
             found[count] = TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
             continue
-        is_folder = _is_folder(Path(spec))
-        for name, path in _walk(Path(spec), exclude.resolve(), log) if is_folder else _given(Path(spec)):
+        for name, path, is_given in _named(Path(spec), exclude.resolve(), log):
             status = path.stat()
             source = TextSource(
-                name=name, path=path, is_given=not is_folder, is_held_out=is_held_out, size_bytes=status.st_size
+                name=name, path=path, is_given=is_given, is_held_out=is_held_out, size_bytes=status.st_size
             )
             if other := found.get((status.st_dev, status.st_ino)):
                 source.name = min(name, other.name, key=lambda label: (-label.count("/"), label))
@@ -225,23 +224,21 @@ def list_sources(
     return Sources([*found.values()], log)
 
 
-def _is_folder(path: Path) -> bool:
+def _named(path: Path, exclude: Path, log: Log) -> Iterator[tuple[str, Path, bool]]:
+    """(name, path, whether it was named itself) of a file, or of each text below a folder."""
+    hint = "give files or folders ({accepted}), or cuentos:N; plain text may be renamed to .txt"
     try:
         path.stat()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        hint = "give files or folders ({accepted}), or cuentos:N"
-        raise DataError(
-            "cannot read {path}: {reason}", path=path, reason=reason, hint=hint, accepted=ACCEPTED
-        ) from error
-    return path.is_dir()
-
-
-def _given(path: Path) -> Iterator[tuple[str, Path]]:
-    if not path.is_file() or form_of(path.name) is None:
-        hint = "if it is plain text, rename it to .txt; accepted: {accepted}"
+        why = "cannot read {path}: {reason}"
+        raise DataError(why, path=path, reason=reason, hint=hint, accepted=ACCEPTED) from error
+    if path.is_dir():
+        yield from ((name, each, False) for name, each in _walk(path, exclude, log))
+    elif path.is_file() and form_of(path.name):
+        yield _portable(path.name), path, True
+    else:
         raise DataError("{path} is not read as text", path=path, hint=hint, accepted=ACCEPTED)
-    yield _portable(path.name), path
 
 
 def _walk(folder: Path, exclude: Path, log: Log) -> Iterator[tuple[str, Path]]:

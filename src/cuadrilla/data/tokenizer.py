@@ -62,15 +62,6 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
         """Learn merges from `texts` (NFC already). The vocabulary comes out smaller if the text has fewer merges."""
-        if not MIN_VOCAB <= vocab_size <= MAX_VOCAB:
-            raise DataError(
-                "a vocabulary of {vocab_size:,} cannot be trained",
-                vocab_size=vocab_size,
-                hint="choose from {least} (bytes and {end}) to {most:,}; 8192 suits small models",
-                least=MIN_VOCAB,
-                end=END_OF_TEXT,
-                most=MAX_VOCAB,
-            )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         inner.decoder = decoders.ByteLevel()

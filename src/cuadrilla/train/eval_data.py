@@ -34,8 +34,7 @@ class TextPair:
 
 def read_texts(path: Path) -> Iterator[str]:
     """The documents of a file or folder that `cuadrilla data prepare` would read. Raises DataError."""
-    for _, text in documents_of(list_sources([str(path)], exclude=path / "nothing")):
-        yield text
+    return documents_of(list_sources([str(path)], exclude=path / "nothing"))
 
 
 def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:

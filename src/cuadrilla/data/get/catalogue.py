@@ -4,10 +4,7 @@ Sizes are approximate, for the question before a large download; what is fetched
 hashes: the archives of repositories are made on request, and the texts are corrected by their editors.
 """
 
-import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cuadrilla.data.get.download import WEB_SCHEMES, DownloadRequest, names_below, safe_name
 from cuadrilla.data.get.store import HUB, list_store
@@ -89,10 +86,11 @@ def resolve(argument: str, *, sha256: str = "") -> list[DownloadRequest]:
     elif "://" in address or address.startswith(HUB):
         found = _of_store(address)
     else:
-        raise _unknown(argument)
+        hint = "`cuadrilla data get --list` shows the known corpora"
+        raise ConfigError("{name!r} is neither a known corpus nor an address", name=argument, hint=hint)
     if corpus:
         found = [replace(each, subfolder=corpus.name, licence=corpus.licence) for each in found]
-    return _with_hash(argument, found, sha256) if sha256 else found
+    return [replace(each, sha256=sha256, vouched_by="option") for each in found] if sha256 else found
 
 
 def _of_store(address: str) -> list[DownloadRequest]:
@@ -104,24 +102,3 @@ def _of_store(address: str) -> list[DownloadRequest]:
         DownloadRequest(url=url, name=name, subfolder=subfolder, licence=licence, sha256=hashes[url], vouched_by="hub")
         for url, name in names.items()
     ]
-
-
-def _with_hash(argument: str, found: Sequence[DownloadRequest], sha256: str) -> list[DownloadRequest]:
-    if len(found) != 1:
-        hint = "leave --sha256 out"
-        raise ConfigError("{name} has {files} files; --sha256 is for one", name=argument, files=len(found), hint=hint)
-    return [replace(found[0], sha256=sha256, vouched_by="option")]
-
-
-def _unknown(argument: str) -> ConfigError:
-    if Path(argument).exists():
-        return ConfigError(
-            "{name} is already on this machine", name=argument, hint="cuadrilla data prepare {name} --out data"
-        )
-    close = difflib.get_close_matches(argument, [each.name for each in CATALOGUE], n=1)
-    return ConfigError(
-        "{name!r} is neither a known corpus nor an address",
-        name=argument,
-        hint="did you mean {close}?" if close else "`cuadrilla data get --list` shows the known corpora",
-        close="".join(close),
-    )

@@ -123,13 +123,10 @@ def _pour(response: httpx.Response, part: Part, *, start: int, progress: Progres
 
 
 def _refusal(response: httpx.Response) -> Exception:
-    code = response.status_code
-    status = f"{code} {response.reason_phrase}".strip()
-    if code in _PASSING_STATUS:
+    status = f"{response.status_code} {response.reason_phrase}".strip()
+    if response.status_code in _PASSING_STATUS:
         return httpx.ReadError(f"{response.url.host} answers {status}")
-    hint = "check the address; `cuadrilla data get --list` shows known corpora"
-    if code in (401, 403):
-        hint = "it needs an account, or its licence must be accepted"
+    hint = "check the address (`cuadrilla data get --list` shows known corpora); it may need an account"
     return LinkError("{url}: {status}", url=response.url, status=status, hint=hint)
 
 
