@@ -112,6 +112,6 @@ def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Why a run failed: a person reads it in the alarm and in the run's events, so it has an end."""
-    if isinstance(error, CuadrillaError):
-        return error.message if len(error.message) <= MAX_TEXT else error.message[:MAX_TEXT]
-    return Message("{kind}: {error}", kind=type(error).__name__, error=str(error)[:MAX_TEXT])
+    told = Message("{kind}: {error}", kind=type(error).__name__, error=error)
+    reason = error.message if isinstance(error, CuadrillaError) else told
+    return reason if len(reason) <= MAX_TEXT else reason[:MAX_TEXT]
