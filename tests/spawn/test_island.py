@@ -105,7 +105,7 @@ def test_three_ranks_of_which_one_has_nothing_to_do(alone: RunDir, tmp_path: Pat
     run, single = make_run(tmp_path / "three"), make_run(tmp_path / "single")
     assert cuadrilla("train", single.path, *sets).returncode == 0
     train(run, 3, "--stop-at", "5", *sets)
-    assert cuadrilla("train", run.path).returncode == 0
+    assert cuadrilla("train", run.path, *sets).returncode == 0
     assert relative_difference(final(run.path), final(single.path)) < 1e-6
     assert [row[:2] for row in counted(run)] == [row[:2] for row in counted(single)]
 
