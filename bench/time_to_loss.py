@@ -3,7 +3,7 @@
     python -m bench.time_to_loss DATA_FOLDER [--link 1gbe,wifi] [--steps 64] [--seeds 3] [--only "exact;windows of 8"]
 
 Machines are network namespaces (`bench/lan.py`), each with a quota of the processor (`--cores`) and one thread; the
-coordinator has an address and a card of its own, and no quota. Every card sends and receives at no more than `--link`.
+best one coordinates, too, within its quota. Every card sends and receives at no more than `--link`.
 This processor is about 175 times slower than the example of a LAN (46.5 TFLOP/s in all), so links are made that much
 slower, too: `1gbe` is 6 Mbit/s, `wifi` a third of it. `real_gbit` of a link: what it would be beside that LAN by the
 arithmetic measured here, which is less, since the model is small. There is no delay, no loss and no shared air.
@@ -19,7 +19,7 @@ train until their pace is known, `--pace` steps; torchft learns without limits a
 `--pace 0`: all train to the end. Not timed are steps before all have come, the `SETTLE` rounds in which the coordinator
 measures its crew, evaluations and checkpoints; `seconds` are those of an average other step, times all steps.
 `times`: how long the best machine alone trains for the loss that a crew has at its end, in times of the crew's seconds;
-the ideal is the sum of quotas over the largest. `busy`: processor time over quota, first the coordinator's in cores.
+the ideal is the sum of quotas over the largest. `busy`: processor time over quota, first that of torchft's lighthouse.
 `mbit`: of each card, received and sent, in its busiest second. Needs root.
 """
 
@@ -101,6 +101,11 @@ class Race:
     pace: int
     every: int
     seed: int = 0
+
+    @property
+    def best(self) -> int:
+        """The number of the fastest machine."""
+        return max(range(len(self.cores)), key=self.cores.__getitem__)
 
     @property
     def share(self) -> int:
@@ -197,6 +202,7 @@ class Place:
     """The machines of one training, and a folder."""
 
     folder: Path
+    lighthouse: Machine
     coordinator: Machine
     machines: Sequence[Machine]
     cores: Sequence[float]
@@ -207,9 +213,10 @@ class Place:
             machine.share.limit(cores)
 
     def meter(self) -> Meter:
-        return Meter([self.coordinator, *self.machines], [1.0, *self.cores])
+        return Meter([self.lighthouse, *self.machines], [1.0, *self.cores])
 
     def end(self) -> None:
+        self.lighthouse.end()
         self.coordinator.end()
         found = [process for machine in self.machines for process in processes(machine)]
         for process in found:
@@ -227,11 +234,13 @@ def place(race: Race, *, rate: str) -> Iterator[Place]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cua-loss-")))
         members = stack.enter_context(lan(1 + len(race.cores), rate=rate))
         groups = [None, *stack.enter_context(shares(len(race.cores)))]
-        coordinator, *machines = [
+        lighthouse, *machines = [
             Machine(member, group, folder / f"home-{number}", talk=folder / f"said-{number}")
             for number, (member, group) in enumerate(zip(members, groups, strict=True))
         ]
-        made = Place(folder=folder, coordinator=coordinator, machines=machines, cores=race.cores)
+        best = machines[race.best]
+        coordinator = Machine(best.member, best.share, folder / "home", talk=folder / "said")
+        made = Place(folder=folder, lighthouse=lighthouse, coordinator=coordinator, machines=machines, cores=race.cores)
         stack.callback(made.end)
         yield made
 
@@ -269,7 +278,7 @@ def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, lo
 
 def alone(race: Race) -> tuple[Trained, dict[float, float]]:
     """Of the best machine; and the losses of its longer runs."""
-    best = max(range(len(race.cores)), key=lambda number: race.cores[number])
+    best = race.best
     with place(race, rate=NO_LIMIT) as there:
         there.limit()
         for number, machine in enumerate(there.machines):
@@ -328,7 +337,7 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
     """`steps`: how many to train; of the whole run's schedule."""
     program = [sys.executable, "-m", "bench.peers"]
     with place(race, rate=rate) as there, ExitStack() as stack:
-        lighthouse = f"{there.coordinator.member.address}:{PORT}"
+        lighthouse = f"{there.lighthouse.member.address}:{PORT}"
         whole = {
             "kind": kind, "config": race.text(batch=race.batch, steps=race.steps),
             "addresses": [machine.member.address for machine in there.machines], "port": PORT, "every": race.every,
@@ -337,7 +346,7 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
         nodes = []
         if kind == "torchft":
             specification = {"bind": lighthouse, "replicas": len(there.machines)}
-            nodes.append(Node(there.coordinator.member, program=program, specification=specification))
+            nodes.append(Node(there.lighthouse.member, program=program, specification=specification))
         for rank, machine in enumerate(there.machines):
             member = Member(machine.member.address, machine.prefix)
             nodes.append(Node(member, program=program, specification={**whole, "rank": rank}))
