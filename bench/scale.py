@@ -29,7 +29,7 @@ from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Said, Send, Tick
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.work import WholeRounds
+from cuadrilla.sync.work import Rounds
 
 TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
 """What a training gets out of them: assumed."""
@@ -106,7 +106,7 @@ class Worker:
 class Run:
     """A training of this crew by its real coordinator."""
 
-    def __init__(self, crew: Crew, work: Workload, *, rounds: WholeRounds) -> None:
+    def __init__(self, crew: Crew, work: Workload, *, rounds: Rounds) -> None:
         self.world, self.work = World(bytes_per_second=crew.bytes_per_second), work
         self.workers = {machine.name: Worker(spec=machine) for machine in crew.machines}
         self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
@@ -220,7 +220,7 @@ def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | 
     alone = predict_alone(crew.best, work).tokens_per_second
     gains, errors = {0: 1.0}, {}
     for steps in (1, *WINDOWS):
-        fixed = Run(crew, work, rounds=WholeRounds(share=share_units, steps=steps))
+        fixed = Run(crew, work, rounds=Rounds(share=share_units, steps=steps))
         rate, learned = fixed.train(rounds=rounds)
         errors[steps] = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second / rate - 1
         gains[steps] = learned / alone
@@ -255,7 +255,7 @@ def main() -> None:
     for number in (int(word) for word in arguments.nodes.split(",")):
         began = time.perf_counter()
         made = crew_of(("3050",) * number, weights=124e6, bytes_per_second=LINKS["1 Gbit/s"])
-        rounds = WholeRounds(share=share_units, steps=16)
+        rounds = Rounds(share=share_units, steps=16)
         many[str(number)] = Run(made, work_of(124e6), rounds=rounds).train(rounds=3)[0] / made.best.tokens_per_second
         print(number, many[str(number)], f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     errors = [abs(each[key]) for each in cells.values() for key in ("error of exact", "error of windows of 8")]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync import strategy as seam
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.work import Rounds, Share, WholeRounds
+from cuadrilla.sync.work import Rounds, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Average:
         return AverageMerge(model, recipe)
 
     def rounds(self, *, share: Share) -> Rounds:
-        return WholeRounds(share=share, steps=self.steps)
+        return Rounds(share=share, steps=self.steps)
 
     def versions_like(self, model: nn.Module, recipe: seam.Recipe) -> Sequence[Tensors]:
         return ({**seam.trainable(model)},)

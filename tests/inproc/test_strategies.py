@@ -28,7 +28,7 @@ from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Strategy, Sums
 from cuadrilla.sync.windows import Windows
-from cuadrilla.sync.work import Rounds, Share, WholeRounds, Work
+from cuadrilla.sync.work import Rounds, Share, Work
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests import runs
 from tests.average import Average
@@ -46,7 +46,7 @@ class Alternating(Auto):
         return AlternatingRounds(share=share)
 
 
-class AlternatingRounds(WholeRounds):
+class AlternatingRounds(Rounds):
     def length(self, work: Work) -> int:
         return 1 if work.version % 5 in (0, 1, 2) else 4
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from cuadrilla.sync.ledger import Ledger
-from cuadrilla.sync.work import WholeRounds
+from cuadrilla.sync.work import Rounds
 from tests.simulate.crew import SLOWNESS
 from tests.simulate.run import (
     COORDINATOR_FAULTS,
@@ -148,12 +148,12 @@ def test_it_notices_a_lease_number_used_again() -> None:
 
 def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
-    monkeypatch.setattr(WholeRounds, "_back_up_late", lambda _rounds, _work, _idle: [])
+    monkeypatch.setattr(Rounds, "_back_up_late", lambda _rounds, _work, _idle: [])
     with pytest.raises(Violation, match="I1: leases are held by"):
         simulate(0, faults=[SimFault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
 
 
 def test_it_notices_a_crew_that_nobody_gives_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WholeRounds, "deal", lambda _rounds, _work: [])
+    monkeypatch.setattr(Rounds, "deal", lambda _rounds, _work: [])
     with pytest.raises(Violation, match="I5: units are free"):
         simulate(0)

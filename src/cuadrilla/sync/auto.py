@@ -27,7 +27,7 @@ from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import MIN_MEASUREMENTS
 from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Reduced, Strategy, Sums, WorkerHalf, trainable
 from cuadrilla.sync.windows import STATE, Windows
-from cuadrilla.sync.work import PROBE_COST, Rounds, Share, WholeRounds, Work
+from cuadrilla.sync.work import PROBE_COST, Rounds, Share, Work
 
 ALONE = 0
 LENGTHS = (ALONE, 1, *WINDOWS)
@@ -184,8 +184,8 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoRounds(WholeRounds):
-    """As `WholeRounds`, with a length of their own each."""
+class AutoRounds(Rounds):
+    """As `Rounds`, with a length of their own each."""
 
     window_bytes: float
     tried: Tried = field(default_factory=Tried)

@@ -151,7 +151,7 @@ class Coordinator:
     def _evict_silent(self) -> list[Action]:
         actions: list[Action] = []
         for worker in list(self.crew.members):
-            if reason := self.crew.why_evict(worker, self.work.ledger.held_by(worker)):
+            if reason := self.crew.why_evict(worker, next(iter(self.work.ledger.held_by(worker)), None)):
                 actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
                 actions.extend(self._remove(worker))
         return actions

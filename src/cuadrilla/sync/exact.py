@@ -35,7 +35,7 @@ from cuadrilla.sync.strategy import (
     unusable,
     without_effect,
 )
-from cuadrilla.sync.work import Rounds, Share, WholeRounds
+from cuadrilla.sync.work import Rounds, Share
 
 FIXED_POINT_SCALE = float(2**40)
 """Gradients of a mean loss rarely exceed 1 per element: 2^-40 of resolution leaves 2^22 of room in 62 bits."""
@@ -57,7 +57,7 @@ class Exact:
         return ExactMerge(model, recipe, strict=self.strict)
 
     def rounds(self, *, share: Share) -> Rounds:
-        return WholeRounds(share=share)
+        return Rounds(share=share)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and running statistics."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cuadrilla.sync.events import Action, Late
 from cuadrilla.sync.ledger import Grant
-from cuadrilla.sync.work import WholeRounds, Work
+from cuadrilla.sync.work import Rounds, Work
 
 
 def cut_lanes(units_per_step: int, *, sizes: Sequence[float]) -> tuple[int, ...]:
@@ -21,8 +21,8 @@ def cut_lanes(units_per_step: int, *, sizes: Sequence[float]) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneRounds(WholeRounds):
-    """As `WholeRounds`, with a lane in place of a share. `sizes`: relative ones of the lanes."""
+class LaneRounds(Rounds):
+    """As `Rounds`, with a lane in place of a share. `sizes`: relative ones of the lanes."""
 
     sizes: Sequence[float]
 

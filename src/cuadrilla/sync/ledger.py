@@ -5,7 +5,7 @@
       └──release, revoke───┘
 
 A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
-not yet counted below the last counted one. A unit may be leased to several workers at once, when the first of them is
+opened and not counted. A unit may be leased to several workers at once, when the first of them is
 late (`grant_units`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
 once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
 """
@@ -75,7 +75,7 @@ class Ledger:
         return self.leases.pop(lease_id)
 
     def revoke(self, units: Iterable[int]) -> list[Grant]:
-        """End the leases that hold one of these units, which are counted; what else they hold may be free again."""
+        """These units were just counted: end every other lease that holds one; what else it holds may be free again."""
         counted = set(units)
         ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]
         for lease in ended:

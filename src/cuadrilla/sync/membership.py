@@ -8,7 +8,7 @@ A node that fails what others can compute is left out in the second round in whi
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -29,7 +29,7 @@ MIN_HELD_SECONDS = 0.5
 FIRST_PROGRESS_SECONDS = 600.0
 """A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
 MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
-"""No lease lasts longer, however long its work was thought to take and whatever progress is claimed."""
+"""The limits of how long a lease lasts, however long its work was thought to take and whatever progress is claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,23 +152,19 @@ class Membership:
         if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
             member.progress_at, member.moved = self.now, False
 
-    def why_evict(self, worker: str, leases: Sequence[Grant]) -> str:
-        """Why a member, which holds these leases, is not waited for any more; "" while it is.
-
-        It computes the newest; of others the answers are on their way.
-        """
+    def why_evict(self, worker: str, lease: Grant | None) -> str:
+        """Why a member, which holds this lease, is not waited for any more; "" while it is."""
         rules, member = self.rules, self.members[worker]
         if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
-        if rules.hung_after_seconds is None or not leases:
+        if rules.hung_after_seconds is None or lease is None:
             return ""
-        idle, held = self.now - member.progress_at, self.now - leases[-1].at
-        expected = self.expected_seconds(leases[-1])
+        idle, held = self.now - member.progress_at, self.now - lease.at
+        expected = self.expected_seconds(lease)
         known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
         limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
         if idle > (limit if member.micro_steps else max(limit, FIRST_PROGRESS_SECONDS)):
             return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
-        held, expected = self.now - leases[0].at, self.expected_seconds(leases[0])
         overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
         return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""
 
@@ -218,7 +214,9 @@ class Membership:
             member.transfer_seconds *= factor
 
     def unanswered(self, leases: Iterable[Grant]) -> None:
-        """Their workers are no faster than that shows: a measurement, too, or they would be tried in each round."""
+        """A revoked lease is an upper bound of its worker's speed, and counts as a measurement: or it would be tried in
+        each round.
+        """
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at
             at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)

@@ -96,12 +96,10 @@ class WorkerHalf(Protocol):
         """A new lease, or the same one again: forget what was computed before."""
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Around each pass, forward and backward: running statistics (BatchNorm) are noted, not changed. Gradients are
-        those of Σ loss / `lease.planned_tokens`.
-        """
+        """Around each pass, forward and backward: running statistics (BatchNorm) are noted, not changed."""
 
     def after_micro_step(self, sums: Sums) -> None:
-        """A pass is done; `sums` holds its loss and tokens."""
+        """A pass is done; `sums` holds its loss and tokens. Gradients are those of Σ loss / `lease.planned_tokens`."""
 
     def local_step(self, sums: Sums) -> None:
         """All passes of one of the lease's steps are done."""
@@ -122,12 +120,10 @@ class MergeHalf(Protocol):
         """
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Prepare the update from contributions, whose workers, units and base versions are known; nothing else
-        changes, and it may be prepared again from others.
-        """
+        """Prepare the update from contributions; the weights stay, and it may be prepared again from others."""
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The norm of each, as far as honest ones are alike in it; 0 for one without tokens."""
+        """Norms that are comparable between honest contributions; 0 for one without tokens."""
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
         """Those with a loss that change nothing, beside others that do: a device that computes nothing, or data from
@@ -143,7 +139,7 @@ class MergeHalf(Protocol):
     def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None: ...
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Apply what was prepared: so many optimizer steps, to `version`. The last one's learning-rate factor."""
+        """Apply the prepared update: `steps` optimizer steps, ending at `version`; the last one's rate factor."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """Everything besides the model that decides the next versions."""

@@ -9,7 +9,8 @@
              θ and the state to everyone                                                             `version`
 
 A round is a window of `steps` steps of the whole crew. A worker's lease is its lane: in each of these steps as many
-units as its speed allows, so that all lanes take equally many steps and a mean by tokens weighs each unit alike.
+units as its speed allows, so that all lanes take equally many steps and a mean by tokens weighs each unit alike. A
+lease, whenever in the window it is given, takes all steps from the window's start.
 Learning rates depend on the run's tokens, whoever counted them. The state of record is whole: a worker keeps nothing
 between two leases, whoever joins starts with everything, and a lost lane is computed again by anybody. It is also what
 learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts with the crew's momentum goes on, where
@@ -55,7 +56,7 @@ from cuadrilla.sync.strategy import (
     unusable,
     without_effect,
 )
-from cuadrilla.sync.work import Rounds, Share, WholeRounds
+from cuadrilla.sync.work import Rounds, Share
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
 """Before names of tensors that are not weights or their changes."""
@@ -84,7 +85,7 @@ class Windows:
     def rounds(self, *, share: Share) -> Rounds:
         if self.strict_lanes:
             return LaneRounds(share=share, steps=self.steps, sizes=self.strict_lanes)
-        return WholeRounds(share=share, steps=self.steps)
+        return Rounds(share=share, steps=self.steps)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and the optimizer's state."""

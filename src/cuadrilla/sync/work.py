@@ -1,12 +1,12 @@
-"""The work of a run, and the rule by which it is dealt out: what a coordinator's `Rounds` decides over.
+"""The work of a run, and the rule by which it is leased.
 
-`Work` knows which units are free, leased, answered, failed or skipped, and offers the operations; a `Rounds` decides
-which of them happen, and when a version is due. `WholeRounds` is the rule of synchronous strategies: a round is a fixed
-set of units, shared among its members so that all are done at the same time.
+`Work` knows which units are free, leased, answered, failed or skipped, and offers the operations; `Rounds` decides
+which of them happen, and when a version is due. A round is a fixed set of units, shared among the members so that all
+are done at the same time.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
 MAX_FAILURES_OF_A_UNIT = 2
 PROBE_COST = 0.02
-"""Part of the time that may go into measuring members again whose share is no unit, all together."""
+"""At most this part of the time, for all members together, measures those again whose share is no unit."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
 """Of a lease, as long as nobody was measured."""
@@ -28,22 +28,6 @@ class Share(Protocol):
     """A planner: whole units for each worker; the shares add up to `num_units`."""
 
     def __call__(self, num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]: ...
-
-
-class Rounds(Protocol):
-    """When units are leased to whom, and when a version is made of what came back."""
-
-    def deal(self, work: "Work") -> list[Action]:
-        """Something has changed, or time has passed: lease what is to be leased now."""
-
-    def due(self, work: "Work") -> Merge | None:
-        """The next version, if it can be made of the answers that are here."""
-
-    def next(self, work: "Work") -> list[Action]:
-        """A version was committed, and the run goes on."""
-
-    def is_smallest(self, grant: Grant, work: "Work") -> bool:
-        """Whether its units are never leased in smaller parts."""
 
 
 @dataclass(kw_only=True)
@@ -154,18 +138,16 @@ class Work:
         self.ledger.revoke(units)
         self.skipped.update(units)
 
-    def merge(self, *, of: Collection[int] | None = None) -> Merge:
-        """Of the answers that are here, in the order of their units: all, or those `of` these units."""
+    def merge(self) -> Merge:
+        """Of all answers, in the order of their units."""
         ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
-        ordered = [answer for answer in ordered if of is None or answer.grant.units[0] in of]
-        skipped = self.skipped if of is None else self.skipped.intersection(of)
-        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | skipped))
+        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | self.skipped))
         return Merge(
             version=self.version + self.steps,
             steps=self.steps,
             answers=tuple(ordered),
             units=units,
-            skipped=tuple(sorted(skipped)),
+            skipped=tuple(sorted(self.skipped)),
             tokens_before=self.tokens,
         )
 
@@ -188,9 +170,9 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeRounds:
+class Rounds:
     """Each version is made of all units of its round, whoever computed them. `share`: the planner, which deals out
-    groups of as many units as a round has optimizer steps: `steps`.
+    groups of as many units as a round has optimizer steps: `steps`. Strategies have subclasses with rules of their own.
     """
 
     share: Share
@@ -233,9 +215,11 @@ class WholeRounds:
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
 
     def due(self, work: Work) -> Merge | None:
+        """The next version, if it can be made of the answers that are here."""
         return None if work.ledger.outstanding else work.merge()
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
+        """Whether its units are never leased in smaller parts."""
         return len(grant.units) <= work.steps
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
@@ -248,6 +232,7 @@ class WholeRounds:
         return self.steps
 
     def next(self, work: Work) -> list[Action]:
+        """A version was committed, and the run goes on."""
         work.open_round(self.length(work))
         return [work.tell_version(worker) for worker in work.crew.members]
 

@@ -103,6 +103,7 @@ class CoordinatorRuntime:
         self._parts: dict[str, float] = {}
         self._suspects = Suspects(merge=merge, event=store.event)
         self._send: SendTo = _nobody
+        self._told = Version(version=-1)
         is_reached = 0 < stop_at <= coordinator.version
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
@@ -141,7 +142,7 @@ class CoordinatorRuntime:
         return self.outcome
 
     def request_stop(self, reason: str) -> None:
-        """Checkpoint and stop at the next message of any worker. Safe in a signal handler."""
+        """Checkpoint and stop at the next message of any worker, or tick. Safe in a signal handler."""
         self._stop_reason, self._interrupted = reason, True
 
     # -- what comes in -------------------------------------------------------------------------------------------------
@@ -269,7 +270,9 @@ class CoordinatorRuntime:
     def _tell(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
-                message = replace(message, parameters=dict(self._merge.version(steps=message.steps)))
+                if self._told.version != message.version:  # once for all workers: to code it takes time
+                    self._told = replace(message, parameters=dict(self._merge.version(steps=message.steps)))
+                message = self._told
             case Stop():
                 self._heard.pop(worker, None)
                 self._store.event("evicted", worker=worker, reason=message.reason)

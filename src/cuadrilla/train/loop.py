@@ -48,7 +48,7 @@ def train(
     model.train()
     loss_scale = precision.loss_scale
     micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(task, worker)
-    newest: Version | None = None  # that was not downloaded yet: who is given nothing needs none
+    newest: Version | None = None  # not downloaded until a lease comes: an idle worker downloads nothing
     micro_steps = 0
     transfer_seconds = upload_seconds = 0.0
 
@@ -116,7 +116,7 @@ def train(
                 valid=sums.valid and math.isfinite(sums.loss),
             )
         )
-        upload_seconds = time.monotonic() - began
+        transfer_seconds = upload_seconds = time.monotonic() - began  # a further lease may need no download
 
     link.call(Goodbye(reason=event.reason))
     return event
@@ -155,7 +155,7 @@ class WorkerSettings:
     pass_tokens: int = PASS_TOKENS
 
     def seed_pass(self, unit: int, first: int) -> None:
-        """Random numbers of a pass depend on its unit only."""
+        """Random numbers of a pass depend on the run's seed, its first unit and its place in that."""
         key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
         torch.manual_seed(key % 2**63)
 

@@ -1,8 +1,9 @@
 """What a run keeps on disk while it trains: checkpoints, journal, events, status; and how it comes back from them.
 
 A failed write never stops the training: the last good checkpoint stays, an alarm is logged when it begins to fail, the
-write is tried again at the next commit that is due. Only the last save of a run must succeed. Saving takes at most
-about 2 % of the time: the interval grows to fifty times the seconds a save takes.
+write is tried again at the next commit that is due. Only the first and the last save of a run must succeed. Where
+`checkpoint.every_seconds` decides, saving takes at most about 2 % of the time: the interval grows to fifty times the
+seconds a save takes.
 """
 
 import logging

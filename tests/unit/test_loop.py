@@ -1,0 +1,70 @@
+"""What the training loop asks of a link, and what it says of the time that this took."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from cuadrilla.config import RunSection, TrainSection
+from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.train.loop import WorkerSettings, train
+from tests.sessions import FP32, worker_half
+from tests.tasks import RaggedRegression
+
+pytestmark = pytest.mark.unit
+
+TRANSFER_SECONDS = 0.3
+
+
+class SlowLink:
+    """Leads a worker through these events; a download takes a while, an upload no time."""
+
+    def __init__(self, events: Sequence[ToWorker]) -> None:
+        self.events, self.downloads, self.answers = list(events), 0, list[Contribution]()
+
+    def call(self, message: ToCoordinator) -> None:
+        if isinstance(message, Contribution):
+            self.answers.append(message)
+
+    def next_event(self) -> ToWorker:
+        return self.events.pop(0)
+
+    def interrupted(self) -> bool:
+        return False
+
+    def download(self, ref: TensorRef) -> Tensors:
+        self.downloads += 1
+        time.sleep(TRANSFER_SECONDS)
+        return ref  # type: ignore[return-value]
+
+    def close(self) -> None:
+        pass
+
+
+def led(*events: ToWorker) -> SlowLink:
+    task = RaggedRegression()
+    model = task.model()
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    link = SlowLink(
+        [*(Version(version=e.version, parameters=weights) if isinstance(e, Version) else e for e in events)]
+    )
+    settings = WorkerSettings(run=RunSection(), train=TrainSection(), device=torch.device("cpu"), precision=FP32)
+    train(link, task=task, model=model, sync=worker_half(model), worker=settings)
+    return link
+
+
+def lease(number: int) -> Lease:
+    return Lease(lease_id=number, version=1, units=(number,), planned_tokens=8)
+
+
+def test_a_further_lease_of_a_version_costs_no_transfer() -> None:
+    """Or its worker would seem to compute in no time."""
+    first, second = led(Version(version=1), lease(1), lease(2), Stop(reason="")).answers
+    assert first.transfer_seconds >= TRANSFER_SECONDS
+    assert second.transfer_seconds < TRANSFER_SECONDS / 3
+
+
+def test_who_is_leased_nothing_downloads_nothing() -> None:
+    link = led(Version(version=0), Version(version=1), lease(1), Version(version=2), Stop(reason=""))
+    assert link.downloads == 1
