@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -68,7 +69,8 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
             if not (len(word) > 1 and word.isascii() and word.strip().isalpha()):
                 model.head.weight[token] = 0
     precision = choose_precision("fp32", device=CPU)
-    return LanguageModel(model=model, tokenizer=tokenizer, device=CPU, precision=precision, source=None)
+    path = Path("tokenizer.json")  # not read
+    return LanguageModel(model=model, tokenizer=tokenizer, tokenizer_path=path, device=CPU, precision=precision)
 
 
 def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:

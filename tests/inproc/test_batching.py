@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,7 +184,8 @@ def test_a_text_that_cannot_fit_is_refused_unread_and_long_ones_are_read_one_by_
     model = decided_model(vocabulary=tokenizer.vocab_size, context=context)
     opened = LanguageModel(
         model=model, tokenizer=tokenizer, device=torch.device("cpu"),
-        precision=choose_precision("fp32", device=torch.device("cpu")), source=None,
+        precision=choose_precision("fp32", device=torch.device("cpu")),
+        tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
     served = ServedModel(name="x", opened=opened, ready=model, room=Room(slots=1))
     tokenizer.encoded.clear()
@@ -208,7 +210,8 @@ def test_a_model_without_room_for_its_slots_does_not_start(model: GPT2, monkeypa
     tokenizer = Tokenizer.train(["Había una vez"] * 9, vocab_size=270)
     opened = LanguageModel(
         model=model, tokenizer=tokenizer, device=torch.device("cpu"),
-        precision=choose_precision("fp32", device=torch.device("cpu")), source=None,
+        precision=choose_precision("fp32", device=torch.device("cpu")),
+        tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
     models = {
         name: ServedModel(name=name, opened=opened, ready=ready, room=Room(slots=2))
