@@ -190,7 +190,7 @@ class Product:
             said = Contribution(
                 lease_id=number, tokens=sums.tokens, loss_sum=sums.loss, tensors=self._worker.contribute()
             )
-            answers.append(Answer(grant=Grant(lease_id=number, worker=str(number), units=units), said=said))
+            answers.append(Answer(grant=Grant(lease_id=number, worker=str(number), units=units), contribution=said))
         norm = self._merge.reduce(answers, planned_tokens=planned).norm
         self._merge.step(norm=norm, version=step + steps, steps=steps)
         play.model.load_state_dict(self._model.state_dict())

@@ -27,7 +27,7 @@ from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Said, Send, Tick
+from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Received, Send, Tick
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.work import Rounds
 
@@ -124,7 +124,7 @@ class Run:
         """Tokens per second once the coordinator knows its crew; the same times what the rounds teach."""
         self._do(self.coordinator.start())
         for name, worker in self.workers.items():
-            self._hear(Said(worker=name, message=Hello(speed_hint=worker.spec.tokens_per_second)))
+            self._hear(Received(worker=name, message=Hello(speed_hint=worker.spec.tokens_per_second)))
         self._tick()
         while len(self.committed) < WARM_UP + rounds:
             self.world.step()
@@ -183,7 +183,7 @@ class Run:
             said = Contribution(
                 lease_id=lease.lease_id, tokens=tokens, loss_sum=0.0, tensors={}, transfer_seconds=seconds - computing
             )
-            self._hear(Said(worker=spec.name, message=said))
+            self._hear(Received(worker=spec.name, message=said))
             self._go_on(worker)
 
         if worker.has_version:

@@ -98,7 +98,7 @@ class AverageMerge:
         return self._params
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> seam.Reduced:
-        contributions = [answer.said for answer in answers]
+        contributions = [answer.contribution for answer in answers]
         tokens = sum(item.tokens for item in contributions)
         self._mean = {
             name: sum((item.tensors[name].float() * (item.tokens / tokens) for item in contributions), torch.zeros(()))
@@ -113,7 +113,7 @@ class AverageMerge:
             float(nn.utils.get_total_norm([tensor.double() for tensor in item.tensors.values()]))
             if item.tokens
             else 0.0
-            for item in (answer.said for answer in answers)
+            for item in (answer.contribution for answer in answers)
         ]
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:

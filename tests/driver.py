@@ -76,7 +76,7 @@ class Crew:
         self.do(self.machine.handle(event, self.now))
 
     def say(self, worker: str, message: ToCoordinator) -> None:
-        self.send(events.Said(worker=worker, message=message))
+        self.send(events.Received(worker=worker, message=message))
 
     def join(self, worker: str, speed: float = 1.0, **environment: str) -> None:
         self.say(worker, Hello(speed_hint=speed, environment=environment))

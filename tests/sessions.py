@@ -88,7 +88,7 @@ def recipe_of(
 def answer_of(worker: WorkerHalf, *, tokens: int) -> Answer:
     """What the coordinator makes of the contribution that this worker has ready."""
     said = Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute())
-    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), said=said)
+    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), contribution=said)
 
 
 def answer(

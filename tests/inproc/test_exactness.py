@@ -111,7 +111,7 @@ class Crew:
                     raise AssertionError(reason)
 
     def merge_round(self, action: events.Merge) -> None:
-        if any(answer.said.tokens for answer in action.answers):
+        if any(answer.contribution.tokens for answer in action.answers):
             reduced = self.merge.reduce(action.answers, planned_tokens=self.planned_tokens)
             self.gradients.append(flat(self.merge.update()))
             self.merge.step(norm=reduced.norm, version=action.version, steps=1)
@@ -127,13 +127,13 @@ class Crew:
         self.models[worker] = model = self.task.model()
         self.syncs[worker] = worker_half(model, strict=self.strict)
         self.micro_steps[worker] = pass_sequences
-        self.send(events.Said(worker=worker, message=Hello(speed_hint=speed)))
+        self.send(events.Received(worker=worker, message=Hello(speed_hint=speed)))
 
     def lose(self, worker: str) -> None:
         """What it has in hand comes too late."""
         for lease_id in [lease_id for lease_id in self.leases if self.workers[lease_id] == worker]:
             self.late[lease_id] = self.leases.pop(lease_id)
-        self.send(events.Said(worker=worker, message=Goodbye(reason="test")))
+        self.send(events.Received(worker=worker, message=Goodbye(reason="test")))
 
     def answer(self, lease_id: int, *, seconds: float) -> None:
         """The worker computes its lease from the newest weights and hands it in; a late one too, with its own.
@@ -151,7 +151,7 @@ class Crew:
             weights=self.params,
             section=TrainSection(batch_sequences=32, unit_sequences=UNIT, pass_sequences=self.micro_steps[worker]),
         )
-        self.send(events.Said(worker=worker, message=said))
+        self.send(events.Received(worker=worker, message=said))
 
 
 def is_matrix(_name: str, _parameter: nn.Parameter) -> bool:

@@ -167,7 +167,7 @@ class SimWeights:
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
         del planned_tokens
-        self.merged = tuple(SimAnswer.of(answer.said.tensors) for answer in answers)
+        self.merged = tuple(SimAnswer.of(answer.contribution.tensors) for answer in answers)
         bad = tuple(index for index, part in enumerate(self.merged) if not part.finite)
         self.total = sum(part.total for part in self.merged) & MASK
         return Reduced(norm=math.nan if bad else 1.0, bad=bad)

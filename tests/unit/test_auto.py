@@ -12,7 +12,7 @@ from cuadrilla.link.base import Contribution, Hello, Lease, Tensors
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync.auto import AutoMerge, AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Said, Send
+from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Received, Send
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe
@@ -46,7 +46,7 @@ class Machines:
         if not self.lengths:
             actions = self.machine.start()
             for name in self.speeds:
-                actions += self.machine.handle(Said(worker=name, message=Hello(speed_hint=1.0)), self.now)
+                actions += self.machine.handle(Received(worker=name, message=Hello(speed_hint=1.0)), self.now)
         else:
             actions = self.actions
         for _ in range(number):
@@ -70,7 +70,7 @@ class Machines:
             said = Contribution(
                 lease_id=lease.lease_id, tokens=10 * len(lease.units), loss_sum=1.0, transfer_seconds=moved
             )
-            self.now, done = at, self.machine.handle(Said(worker=worker, message=said), at)
+            self.now, done = at, self.machine.handle(Received(worker=worker, message=said), at)
         (merge,) = [action for action in done if isinstance(action, Merge)]
         self.lengths.append(merge.steps)
         return [action for action in self.machine.handle(Merged(), self.now) if not isinstance(action, Commit)]
@@ -133,7 +133,7 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
 
 def answer(tensors: Tensors) -> Answer:
     said = Contribution(lease_id=1, tokens=10, loss_sum=1.0, tensors=tensors)
-    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), said=said)
+    return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), contribution=said)
 
 
 def test_rounds_end_where_the_rules_want_it() -> None:

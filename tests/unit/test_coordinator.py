@@ -130,7 +130,7 @@ def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
     merge = crew.commits[0].merge
     assert merge.skipped == (5,)
     assert merge.units == tuple(range(8))
-    assert sum(answer.said.tokens for answer in merge.answers) == 70
+    assert sum(answer.contribution.tokens for answer in merge.answers) == 70
 
 
 def test_a_member_that_fails_what_others_can_compute_is_left_out() -> None:
@@ -358,5 +358,5 @@ def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tu
     for commit in commits:
         version = commit.merge.version
         assert commit.merge.units == tuple(range(5 * (version - 1), 5 * version))
-        answered = sum(answer.said.tokens for answer in commit.merge.answers) // 10
+        answered = sum(answer.contribution.tokens for answer in commit.merge.answers) // 10
         assert answered + len(commit.merge.skipped) == 5

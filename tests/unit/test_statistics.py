@@ -208,7 +208,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
             worker.after_micro_step(sums)
         answer = answer_of(worker, tokens=sums.tokens)
         form = strategy.contributions_like(models[0], recipe)[0]
-        assert {k: (t.dtype, t.shape) for k, t in answer.said.tensors.items()} == {
+        assert {k: (t.dtype, t.shape) for k, t in answer.contribution.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
         reduced = merge.reduce([answer], planned_tokens=10)

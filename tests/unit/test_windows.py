@@ -54,7 +54,8 @@ def lane(
 
 def changed(answer: Answer, name: str, tensor: Tensor) -> Answer:
     return dataclasses.replace(
-        answer, said=dataclasses.replace(answer.said, tensors={**answer.said.tensors, name: tensor})
+        answer,
+        contribution=dataclasses.replace(answer.contribution, tensors={**answer.contribution.tensors, name: tensor}),
     )
 
 
@@ -65,7 +66,10 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() 
     assert rates == 2 * [9, 10, 11, 12]
     merge.reduce(answers, planned_tokens=80)
     merge.step(norm=1.0, version=12, steps=STEPS)
-    wanted = {name: 0.75 * t + 0.25 * answers[1].said.tensors[name] for name, t in answers[0].said.tensors.items()}
+    wanted = {
+        name: 0.75 * t + 0.25 * answers[1].contribution.tensors[name]
+        for name, t in answers[0].contribution.tensors.items()
+    }
     assert torch.allclose(model["w"].detach(), wanted["w"])
     momentum = f"{STATE}momentum_buffer.w"
     assert torch.allclose(merge.version(steps=STEPS)[momentum], wanted[momentum])
@@ -116,9 +120,9 @@ def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
 def test_a_negative_square_is_not_plausible() -> None:
     merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
     good = lane(merge, gradient=1.0, tokens=10, rates=[], optimizer=ADAMW)
-    assert merge.is_plausible(good.said.tensors, num_units=1)
+    assert merge.is_plausible(good.contribution.tensors, num_units=1)
     negative = changed(good, f"{SQUARE}w", torch.tensor([1.0, -1.0, 1.0]))
-    assert not merge.is_plausible(negative.said.tensors, num_units=1)
+    assert not merge.is_plausible(negative.contribution.tensors, num_units=1)
 
 
 def test_running_statistics_are_refused() -> None:

@@ -62,7 +62,7 @@ KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
 connection, or that its own address has changed; between transfers `GrpcLink.round_trip` notices."""
 MEASURE_SECONDS = 40.0
 NOTHING_YET = Progress(micro_steps=0)
-TOLD = (Version, Lease, Stop, Assignment, Recall)
+FROM_COORDINATOR = (Version, Lease, Stop, Assignment, Recall)
 """What a coordinator says in a session."""
 
 
@@ -327,7 +327,7 @@ class GrpcLink:
         problem = LinkError("the coordinator ended the session", hint="it is asked again")
         try:
             for raw in self._responses:
-                message: ToWorker | Order = wire.decode(raw, *TOLD)
+                message: ToWorker | Order = wire.decode(raw, *FROM_COORDINATOR)
                 self.heard_at = time.monotonic()
                 if isinstance(message, Version):
                     self._connection.meet(message.term)

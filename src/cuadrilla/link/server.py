@@ -81,8 +81,8 @@ NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
 
-Said = Hello | Progress | Contribution | Goodbye | NodeReport | JobNews | Keep
-SAID = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep)
+FromWorker = Hello | Progress | Contribution | Goodbye | NodeReport | JobNews | Keep
+FROM_WORKER = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep)
 """What a worker says in its session."""
 ASKED = (Describe, Leave, Download, Check, Follow)
 """What a node says in a call of its own."""
@@ -184,7 +184,7 @@ class CrewServer:
             message = replace(message, standbys=standbys, term=self._description.term)
         session = self._sessions.get(worker)
         if session is not None and isinstance(message, Stop):
-            self._end(session, message)
+            self._close_session(session, message)
         elif session is not None:
             session.outbox.put(message)
 
@@ -208,21 +208,21 @@ class CrewServer:
             kicked = {session.node for session in self._sessions.values()} - self.nodes.nodes().keys()
         for name in sorted(kicked):
             log.info("%s was kicked", name, extra=TALK)
-        self._dismiss(kicked, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+        self._close_sessions(kicked, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
 
     def pause(self, nodes: frozenset[str]) -> None:
         """These are to wait, and no others: their sessions end, and no new ones begin."""
         with self._lock:
             begun, self._paused = nodes - self._paused, nodes
-        for worker in self._dismiss(begun, Stop(reason=PAUSED, again=True), why=PAUSED):
+        for worker in self._close_sessions(begun, Stop(reason=PAUSED, again=True), why=PAUSED):
             self._receiver.reported(worker, NodeReport(phase="paused"))
 
-    def _dismiss(self, nodes: Collection[str], stop: Stop, *, why: str) -> list[str]:
+    def _close_sessions(self, nodes: Collection[str], stop: Stop, *, why: str) -> list[str]:
         """End the sessions of these nodes; the workers that had one."""
         with self._lock:
             sessions = [session for session in self._sessions.values() if session.node in nodes]
         for session in sessions:
-            self._end(session, stop)
+            self._close_session(session, stop)
             self._receiver.left(session.worker, why)
         return [session.worker for session in sessions]
 
@@ -231,7 +231,7 @@ class CrewServer:
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
-            self._end(session, Stop(reason=Message("the run has ended")))
+            self._close_session(session, Stop(reason=Message("the run has ended")))
         self._standby.closing.set()
         while self._servers:
             self._servers.pop().stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
@@ -248,7 +248,7 @@ class CrewServer:
             while (message := session.outbox.get()) is not None:
                 yield wire.encode(message)
         finally:
-            self._left(session)
+            self._disconnected(session)
 
     def _begin(self, worker: str) -> _Session:
         """A new session, which ends the worker's older one; that of a paused node has ended."""
@@ -259,10 +259,10 @@ class CrewServer:
             if not is_paused:
                 self._sessions[worker] = session
         if is_paused:
-            self._end(session, Stop(reason=PAUSED, again=True))
+            self._close_session(session, Stop(reason=PAUSED, again=True))
         if older is not None:
             reason = Message("a newer session of the same node has begun")
-            self._end(older, Stop(reason=reason, refused=True))
+            self._close_session(older, Stop(reason=reason, refused=True))
             self._receiver.left(worker, reason)
         return session
 
@@ -270,7 +270,7 @@ class CrewServer:
         """Everything one worker says, until its connection ends."""
         try:
             for request in requests:
-                self._take(session, wire.decode(request, *SAID), requests)
+                self._take(session, wire.decode(request, *FROM_WORKER), requests)
         except CuadrillaError as error:
             log.warning("%s: %s", session.worker, error.message)
             session.reason = error.message
@@ -279,9 +279,9 @@ class CrewServer:
         except grpc.RpcError:  # the connection broke
             pass
         finally:
-            self._left(session)
+            self._disconnected(session)
 
-    def _take(self, session: _Session, message: Said, requests: Iterator[bytes]) -> None:
+    def _take(self, session: _Session, message: FromWorker, requests: Iterator[bytes]) -> None:
         """Raises LinkError for what no worker of ours says, ResourceError."""
         worker = session.worker
         if isinstance(message, Contribution) and message.valid:
@@ -289,7 +289,7 @@ class CrewServer:
             message = replace(message, tensors=wire.received(data, self._contributions, memory=self._upload_memory))
         match message:
             case Goodbye():
-                if self._end(session):
+                if self._close_session(session):
                     self._receiver.deliver(worker, message)
             case _ if self._sessions.get(worker) is not session:
                 pass
@@ -324,7 +324,7 @@ class CrewServer:
         said = session.progress
         self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
-    def _end(self, session: _Session, stop: Stop | None = None) -> bool:
+    def _close_session(self, session: _Session, stop: Stop | None = None) -> bool:
         """From now on nothing that it says counts; it may still hear why. Whether it was its worker's newest."""
         with self._lock:
             is_news = self._sessions.get(session.worker) is session
@@ -335,9 +335,9 @@ class CrewServer:
         session.outbox.put(None)
         return is_news
 
-    def _left(self, session: _Session) -> None:
+    def _disconnected(self, session: _Session) -> None:
         """Its connection has ended; if that is news, its worker has left."""
-        if self._end(session):
+        if self._close_session(session):
             log.warning("%s left: %s", session.worker, session.reason)
             self._receiver.left(session.worker, session.reason)
 
@@ -345,7 +345,7 @@ class CrewServer:
 
     def _call(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         with refusing(context):
-            if secret := said(context, wire.INVITE_KEY):
+            if secret := metadata_of(context, wire.INVITE_KEY):
                 self.invites.check(secret)
                 enroll = wire.decode(next(requests, b""), Enroll)
                 yield wire.encode(self._let_in(enroll, secret, own=self._listed_name(context) or ""))
@@ -356,7 +356,7 @@ class CrewServer:
                 case Describe():
                     yield wire.encode(self._description)
                 case Leave():
-                    self._leave(node_of(worker))
+                    self._leave_crew(node_of(worker))
                 case Download():
                     yield from self._download(asked)
                 case Check():
@@ -379,10 +379,10 @@ class CrewServer:
             log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)
         return Enrolled(token=token, name=name)
 
-    def _leave(self, name: str) -> None:
+    def _leave_crew(self, name: str) -> None:
         """Raises CuadrillaError."""
         stop = Stop(reason=Message("this machine has left the crew"), refused=True)
-        self._dismiss({name}, stop, why=Message("it has left the crew"))
+        self._close_sessions({name}, stop, why=Message("it has left the crew"))
         self.nodes.remove(name)
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
@@ -406,12 +406,12 @@ class CrewServer:
         name = self._listed_name(context)
         if name is None:
             raise Refused(NOT_LISTED)
-        device = said(context, wire.DEVICE_KEY)[:MAX_DEVICE]
+        device = metadata_of(context, wire.DEVICE_KEY)[:MAX_DEVICE]
         return f"{name}/{device}" if device else name
 
     def _listed_name(self, context: Any) -> str | None:
         """Which node's token a call shows; None for a stranger. Raises LinkError for a damaged list."""
-        return self.nodes.name_of(said(context, wire.TOKEN_KEY))
+        return self.nodes.name_of(metadata_of(context, wire.TOKEN_KEY))
 
 
 def start_server(
@@ -443,7 +443,7 @@ def start_server(
     return server, port
 
 
-def said(context: Any, key: str) -> Any:
+def metadata_of(context: Any, key: str) -> Any:
     """What a call's metadata says; empty if nothing."""
     return dict(context.invocation_metadata()).get(key, "")
 

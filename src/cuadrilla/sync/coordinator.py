@@ -28,13 +28,13 @@ from cuadrilla.sync.events import (
     Finish,
     Merge,
     Merged,
-    Said,
+    Received,
     Send,
     StopRequested,
     Tick,
 )
 from cuadrilla.sync.ledger import Ledger
-from cuadrilla.sync.membership import LEFT_OUT_SECONDS, Membership, Rules, left_out
+from cuadrilla.sync.membership import BAN_SECONDS, Membership, Rules, banned
 from cuadrilla.sync.work import Rounds, Work
 
 COMPLETE = Message("the run is complete")
@@ -67,11 +67,11 @@ class Coordinator:
         """The one entry. `now` is monotonic seconds of the receiver's own clock."""
         self.crew.now = now
         match event:
-            case Said(message=Hello()) if self.finished:
+            case Received(message=Hello()) if self.finished:
                 return [Send(worker=event.worker, message=Stop(reason=self.farewell))]
             case _ if self.finished:
                 return []
-            case Said():
+            case Received():
                 return self._hear(event.worker, event.message)
             case Merged():
                 return self._after_merge(event)
@@ -136,10 +136,10 @@ class Coordinator:
         self.crew.depart(worker)
         if worker not in self.crew.members:
             return [] if self.crew.has_quorum else self._go_on()
-        self._dismiss(worker)
+        self._remove_member(worker)
         return self._go_on()
 
-    def _dismiss(self, worker: str) -> None:
+    def _remove_member(self, worker: str) -> None:
         del self.crew.members[worker]
         self.work.ledger.release(worker)
 
@@ -171,7 +171,7 @@ class Coordinator:
             self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
             return [Discard(lease_id=said.lease_id), *self._go_on()]
         self.crew.measure(grant, transfer=said.transfer_seconds)
-        self.work.answers[said.lease_id] = Answer(grant=grant, said=said)
+        self.work.answers[said.lease_id] = Answer(grant=grant, contribution=said)
         self.work.revoke(grant.units)
         return self._go_on()
 
@@ -192,7 +192,7 @@ class Coordinator:
             return self._recompute(event.bad_leases)
         for unit in event.confirmed:
             self.work.failures.pop(unit, None)
-        actions = self._leave_out(merge)
+        actions = self._ban(merge)
         self.work.committed(merge)
         actions.append(Commit(merge=merge, tokens=self.work.tokens))
         if self.work.version >= self.rules.num_steps:
@@ -208,10 +208,10 @@ class Coordinator:
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._go_on()]
 
-    def _leave_out(self, merge: Merge) -> list[Action]:
+    def _ban(self, merge: Merge) -> list[Action]:
         """Send away whose contributions could not be used again and again."""
         actions: list[Action] = []
-        for worker in self.crew.leave_out(self.work.failed_alone(merge)):
-            self._dismiss(worker)
-            actions.append(Send(worker=worker, message=Stop(reason=left_out(LEFT_OUT_SECONDS), refused=True)))
+        for worker in self.crew.ban(self.work.failed_alone(merge)):
+            self._remove_member(worker)
+            actions.append(Send(worker=worker, message=Stop(reason=banned(BAN_SECONDS), refused=True)))
         return actions

@@ -10,7 +10,7 @@ from cuadrilla.sync.ledger import Grant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class Received:
     """By a worker; a Goodbye also by its transport, for one that died."""
 
     worker: str
@@ -59,7 +59,7 @@ class Answer:
     """What a worker said to the lease that it held."""
 
     grant: Grant
-    said: Contribution
+    contribution: Contribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,5 +97,5 @@ class Finish:
     complete: bool
 
 
-Event = Said | Merged | Tick | StopRequested
+Event = Received | Merged | Tick | StopRequested
 Action = Send | Late | Merge | Commit | Discard | Finish

@@ -167,8 +167,8 @@ class ExactMerge:
 
         The order of answers is theirs.
         """
-        tokens = sum(answer.said.tokens for answer in answers)
-        contributions = [answer.said.tensors for answer in answers]
+        tokens = sum(answer.contribution.tokens for answer in answers)
+        contributions = [answer.contribution.tensors for answer in answers]
         if self._strict:
             self._sum_fixed(contributions)
         else:
@@ -187,7 +187,7 @@ class ExactMerge:
             float(torch.nn.utils.get_total_norm([_double(item.tensors[name]) for name in self._params])) / item.tokens
             if item.tokens
             else 0.0
-            for item in (answer.said for answer in answers)
+            for item in (answer.contribution for answer in answers)
         ]
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:

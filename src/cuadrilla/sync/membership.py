@@ -18,7 +18,7 @@ from cuadrilla.plan.share import Pace
 from cuadrilla.sync.ledger import Grant
 
 MAX_FAILED_ROUNDS = 2
-LEFT_OUT_SECONDS = 600.0
+BAN_SECONDS = 600.0
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """The first answer of a member tells little: caches are cold, code is compiled."""
@@ -81,14 +81,14 @@ class Member:
 class Membership:
     """`now` is set by the coordinator at each event. `members`: in the order in which they came.
 
-    `failed_rounds` of a node: rounds in which it failed what others could compute. `left_out_until`: seconds of `now`.
+    `failed_rounds` of a node: rounds in which it failed what others could compute. `banned_until`: seconds of `now`.
     """
 
     rules: Rules
     now: float = 0.0
     members: dict[str, Member] = field(default_factory=dict)
     failed_rounds: Counter[str] = field(default_factory=Counter)
-    left_out_until: dict[str, float] = field(default_factory=dict)
+    banned_until: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] | None = None
     waiting_since: float | None = None
     has_quorum: bool = False
@@ -107,8 +107,8 @@ class Membership:
 
     def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
         """In strict mode the first one says what the others must be like."""
-        if (seconds := self.left_out_until.get(node_of(worker), self.now) - self.now) > 0:
-            return left_out(seconds)
+        if (seconds := self.banned_until.get(node_of(worker), self.now) - self.now) > 0:
+            return banned(seconds)
         if different := _differing(self.rules.fingerprint, environment):
             told = "its program differs from the coordinator's: {different}; all machines need the same version"
             return Message(told, different=_listed(different))
@@ -226,7 +226,7 @@ class Membership:
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
-    def leave_out(self, failed: Iterable[str]) -> list[str]:
+    def ban(self, failed: Iterable[str]) -> list[str]:
         """Note that these workers failed in a round what others could compute; the members to send away for that.
 
         Where no other node would be left, nobody is.
@@ -238,7 +238,7 @@ class Membership:
             if self.failed_rounds[node] < MAX_FAILED_ROUNDS or not self.members.keys() - own - set(sent_away):
                 continue
             del self.failed_rounds[node]
-            self.left_out_until[node] = self.now + LEFT_OUT_SECONDS
+            self.banned_until[node] = self.now + BAN_SECONDS
             sent_away.extend(sorted(own))
         return sent_away
 
@@ -247,7 +247,7 @@ class Membership:
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
 
 
-def left_out(seconds: float) -> Message:
+def banned(seconds: float) -> Message:
     """Why a node may not take part for so long."""
     told = "left out for {minutes} min: unusable contributions in {rounds} rounds"
     return Message(told, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)

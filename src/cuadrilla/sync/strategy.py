@@ -189,17 +189,19 @@ def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
 
 def without_effect(answers: Sequence[Answer], *, names: Sequence[str]) -> tuple[int, ...]:
     """See `MergeHalf.without_effect`; `names` of tensors to look at: first those where a change is found soonest."""
-    learned = [any(bool(answer.said.tensors[name].any()) for name in names) for answer in answers]
+    learned = [any(bool(answer.contribution.tensors[name].any()) for name in names) for answer in answers]
     if not any(learned):
         return ()
-    return tuple(i for i, it in enumerate(answers) if it.said.tokens and it.said.loss_sum and not learned[i])
+    return tuple(
+        i for i, it in enumerate(answers) if it.contribution.tokens and it.contribution.loss_sum and not learned[i]
+    )
 
 
 def unusable(answers: Sequence[Answer], *, norm: float, norms: Callable[[], Sequence[float]]) -> tuple[int, ...]:
     """Which contributions are to blame for an update of this norm; none for a finite one."""
     if math.isfinite(norm):
         return ()
-    bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.said))
+    bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.contribution))
     return bad or outliers(norms()) or tuple(range(len(answers)))
 
 

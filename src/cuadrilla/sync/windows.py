@@ -203,18 +203,18 @@ class WindowsMerge:
 
         One of several answers that claims to be of the whole window is a bad one.
         """
-        claimed = tuple(i for i, answer in enumerate(answers) if self._is_whole(answer.said.tensors))
+        claimed = tuple(i for i, answer in enumerate(answers) if self._is_whole(answer.contribution.tensors))
         if claimed and len(answers) > 1:
             return Reduced(norm=math.nan, bad=claimed)
-        tokens = sum(answer.said.tokens for answer in answers)
+        tokens = sum(answer.contribution.tokens for answer in answers)
         self._mean = {}
-        for name in names_of(answers[0].said.tensors):
-            mean = torch.zeros(answers[0].said.tensors[name].shape, device=self._place)
+        for name in names_of(answers[0].contribution.tensors):
+            mean = torch.zeros(answers[0].contribution.tensors[name].shape, device=self._place)
             for answer in answers:
-                weight = answer.said.tokens / tokens
+                weight = answer.contribution.tokens / tokens
                 if name.startswith((GRADIENT, SQUARE)):
                     weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
-                mean.add_(expanded(answer.said.tensors, name).to(mean.device), alpha=weight)
+                mean.add_(expanded(answer.contribution.tensors, name).to(mean.device), alpha=weight)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
         whole = float(nn.utils.get_total_norm(self._mean.values()))
         norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways(self._mean)]))
@@ -235,8 +235,10 @@ class WindowsMerge:
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         """The length of each one's way, or of its gradient, as if all tokens were its own."""
-        total = sum(answer.said.tokens for answer in answers)
-        return [self._length(answer.said, total=total) if answer.said.tokens else 0.0 for answer in answers]
+        total = sum(answer.contribution.tokens for answer in answers)
+        return [
+            self._length(answer.contribution, total=total) if answer.contribution.tokens else 0.0 for answer in answers
+        ]
 
     def _length(self, said: Contribution, *, total: int) -> float:
         names = self._ways(said.tensors)
@@ -244,7 +246,7 @@ class WindowsMerge:
         return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return without_effect(answers, names=self._ways(answers[0].said.tensors))
+        return without_effect(answers, names=self._ways(answers[0].contribution.tensors))
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """No square is negative: its root would be no number, at every worker, for the rest of the run."""

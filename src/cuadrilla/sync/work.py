@@ -161,7 +161,7 @@ class Work:
         self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
             2 if self.merge_seconds else 1
         )
-        self.tokens += sum(answer.said.tokens for answer in merge.answers)
+        self.tokens += sum(answer.contribution.tokens for answer in merge.answers)
         for answer in merge.answers:
             del self.answers[answer.grant.lease_id]
         self.skipped.difference_update(merge.skipped)

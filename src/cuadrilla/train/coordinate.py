@@ -151,7 +151,7 @@ class CoordinatorRuntime:
         """The message of a worker in this thread. Raises what makes the run fail."""
         with self._failing_together(raises=True):
             self._stop_if_asked()
-            self._handle(self._said(worker, message))
+            self._handle(self._received(worker, message))
 
     def deliver(self, worker: str, message: ToCoordinator) -> None:
         """As `receive`, for transports to other threads and processes: what makes the run fail is in `failure`."""
@@ -164,7 +164,7 @@ class CoordinatorRuntime:
         with self._failing_together():
             self._heard.pop(worker, None)
             self._store.event("left", worker=worker, reason=reason)
-            self._handle(events.Said(worker=worker, message=Goodbye(reason=reason)))
+            self._handle(events.Received(worker=worker, message=Goodbye(reason=reason)))
 
     def heard(self, worker: str, progress: Progress) -> None:
         """A heartbeat: never waits for a merge; counts at the next tick, with the time at which it came."""
@@ -181,7 +181,7 @@ class CoordinatorRuntime:
         with self._failing_together():
             for worker in list(self._heard):
                 progress, at = self._heard.pop(worker)
-                self._perform(self._coordinator.handle(events.Said(worker=worker, message=progress), at))
+                self._perform(self._coordinator.handle(events.Received(worker=worker, message=progress), at))
             self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
@@ -193,15 +193,15 @@ class CoordinatorRuntime:
     def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
         """What a message of another process leads to; one that cannot be handled ends its sender's session only."""
         try:
-            return self._coordinator.handle(self._said(worker, message), self._clock())
+            return self._coordinator.handle(self._received(worker, message), self._clock())
         except MESSAGE_ERRORS as error:
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
-            left = events.Said(worker=worker, message=Goodbye(reason=reason))
+            left = events.Received(worker=worker, message=Goodbye(reason=reason))
             stop = events.Send(worker=worker, message=Stop(reason=reason))
             return [*self._coordinator.handle(left, self._clock()), stop]
 
-    def _said(self, worker: str, message: ToCoordinator) -> events.Said:
+    def _received(self, worker: str, message: ToCoordinator) -> events.Received:
         """What the state machine is told: an answer is only valid if its numbers can be."""
         match message:
             case Hello():
@@ -219,7 +219,7 @@ class CoordinatorRuntime:
                 lease = self._work.ledger.leases.get(message.lease_id)
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
-        return events.Said(worker=worker, message=message)
+        return events.Received(worker=worker, message=message)
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether numbers of an answer are such as these units can have."""
@@ -283,7 +283,7 @@ class CoordinatorRuntime:
 
     def _merge_round(self, action: events.Merge) -> None:
         """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
-        contributions = [answer.said for answer in action.answers]
+        contributions = [answer.contribution for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
@@ -467,12 +467,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _loss_of(answer: events.Answer) -> float:
     """Per token."""
-    return answer.said.loss_sum / max(answer.said.tokens, 1)
+    return answer.contribution.loss_sum / max(answer.contribution.tokens, 1)
 
 
 def _shares(answers: Sequence[events.Answer]) -> dict[str, float]:
     """Each worker's part of a round's tokens."""
     tokens: Counter[str] = Counter()
     for answer in answers:
-        tokens[answer.grant.worker] += answer.said.tokens
+        tokens[answer.grant.worker] += answer.contribution.tokens
     return {worker: round(tokens[worker] / max(tokens.total(), 1), 4) for worker in sorted(tokens)}
