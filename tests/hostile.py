@@ -36,7 +36,7 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.link.client import TOLD, Connection
+from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.standby import StandbyServer
@@ -176,7 +176,7 @@ class Abuser:
         answers = []
         with contextlib.suppress(grpc.RpcError):
             for answer in self.stream("Session", map(raw, messages)):
-                answers.append(wire.decode(answer, *TOLD))
+                answers.append(wire.decode(answer, *FROM_COORDINATOR))
         return answers
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from cuadrilla.link.base import (
     SaidLine,
     Stop,
 )
-from cuadrilla.link.client import TOLD, Connection
+from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.invite import hash_secret, new_secret
 from cuadrilla.link.nodes import AllowList
@@ -262,7 +262,7 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         late = (wire.DATA + WHOLE[20:], wire.DATA, Goodbye(reason="late"), Hello(speed_hint=3.0))
         for message in map(raw, late):
             older.more.put(message)
-        told = [wire.decode(answer, *TOLD) for answer in old]
+        told = [wire.decode(answer, *FROM_COORDINATOR) for answer in old]
         assert [isinstance(answer, Stop) and answer.refused for answer in told] == [True]
         newer.call(Contribution(lease_id=2, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
         answer = crew.heard.next("mala")

@@ -21,8 +21,8 @@ from cuadrilla.link.base import (
     SaidLine,
     Stop,
 )
-from cuadrilla.link.client import TOLD
-from cuadrilla.link.server import SAID
+from cuadrilla.link.client import FROM_COORDINATOR
+from cuadrilla.link.server import FROM_WORKER
 from tests.hostile import (
     BIG,
     CEILING_SECONDS,
@@ -49,7 +49,7 @@ NUM_FRAMES = 10_000
 def test_ten_thousand_frames_raise_nothing_but_our_errors() -> None:
     """Whatever is read has values that the rest of the program may rely on: another machine would read the same."""
     chance = random.Random(2026)
-    kinds = (*SAID, *TOLD, Enroll, Download)
+    kinds = (*FROM_WORKER, *FROM_COORDINATOR, Enroll, Download)
     read = refused = 0
     for _ in range(NUM_FRAMES):
         try:

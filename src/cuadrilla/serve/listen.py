@@ -87,11 +87,12 @@ class Port:
 def read_key(path: Path) -> str:
     """The first line of a file. Raises ConfigError for one that is no secret."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8") as file:
+            line = file.readline(MAX_KEY + 2)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError("{path}: {reason}", path=path, reason=reason, hint="name a file that holds the key") from None
-    return check_key(lines[0].strip() if lines else "", where=str(path))
+    return check_key(line.strip(), where=str(path))
 
 
 def check_key(key: str, *, where: str) -> str:
