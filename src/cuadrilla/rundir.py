@@ -8,6 +8,7 @@ Invariants
   lines or none (`append_lines`); one that a power cut tore is skipped by `read_jsonl`, and the next has its own line.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -101,10 +102,12 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full, read-only or broken disk into a ResourceError that names the path."""
+    """A full, read-only or broken disk becomes a ResourceError that names the path, a name too long a ConfigError."""
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError("{path}: the name is too long", path=path, hint="choose a shorter one") from error
         hint = "free some space, or choose a folder where you may write; then run the same command again"
         reason = error.strerror or error
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error

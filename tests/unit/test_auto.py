@@ -103,9 +103,6 @@ def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_sl
     crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=20.0, shared=True)
     crew.rounds(60)
     assert sum(workers == {"ana"} for workers in crew.workers[-30:]) >= 27
-    crew.transfer = 0.0
-    crew.rounds(350)
-    assert crew.workers[-1] == {"ana", "luis", "eva", "rosa"}
 
 
 def test_a_machine_alone_loses_nothing() -> None:
@@ -124,7 +121,7 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     merge.step(norm=1.0, version=1, steps=1)
     before = model["matrix"].detach().clone()
     merge.version(steps=4)
-    (form,) = Windows(steps=4).contributions_like(model, merge._recipe)
+    form, _ = Windows(steps=4).contributions_like(model, merge._recipe)
     merge.reduce([answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})], planned_tokens=10)
     merge.step(norm=1.0, version=5, steps=4)
     assert before.abs().min() > 0
