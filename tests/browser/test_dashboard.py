@@ -204,14 +204,14 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
 
 
 def test_what_stands_beside_the_curves(tab: Tab, crew: WrittenCrew, dashboard: ShownDashboard) -> None:
-    write_json(crew.folder / "manifest.json", {"sources": [{"name": HOSTILE}]})
+    write_json(crew.folder / "manifest.json", {"sources": [{"name": HOSTILE, "num_bytes": 9}]})
     values = {"data": {"folder": "."}, "optim": {"lr": 0.02}}
     write_json(crew.run.config, {"values": values, "origins": {"optim.lr": "file"}})
     tab.open(dashboard.link)
     tab.until(TOLD)
     tab.choose("#run", "casa")
     go(tab, "about")
-    tab.until("document.querySelector('#about .settings .set')")
+    tab.until("document.querySelector('#about .settings .set') !== null")
     assert texts(tab, "#about .settings .set") == ["optim.lr\t0.02"]
     assert HOSTILE in tab.text("#about .data")
 
