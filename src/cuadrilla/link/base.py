@@ -105,8 +105,8 @@ class Contribution:
 
     `valid` is False when the worker itself found a non-finite or overflowing value.
 
-    `transfer_seconds` to get the version before and to hand over the answer before that: what of a round costs this
-    worker as much however few units it has. How long it takes in all, the coordinator sees.
+    `transfer_seconds` to get the version before it, and to hand it over, which its link adds: what of a round costs
+    this worker as much however few units it has. How long it takes in all, the coordinator sees.
     """
 
     lease_id: Count

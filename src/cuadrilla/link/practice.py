@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import (
@@ -182,8 +182,9 @@ class PracticeLink:
         num_bytes = num_bytes_of(answer.tensors)
         self._enter("sending")
         try:
-            self._pause(self._travel_seconds(num_bytes) + self._shape.delay_seconds)
-            self._link.call(answer)
+            travel_seconds = self._travel_seconds(num_bytes) + self._shape.delay_seconds
+            self._pause(travel_seconds)
+            self._link.call(replace(answer, transfer_seconds=answer.transfer_seconds + travel_seconds))
         finally:
             self._enter("computing", num_bytes=num_bytes)
         if self._lines is not None and self._lease is not None and self._lease[0].lease_id == answer.lease_id:

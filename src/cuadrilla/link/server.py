@@ -285,8 +285,10 @@ class CrewServer:
         """Raises LinkError for what no worker of ours says, ResourceError."""
         worker = session.worker
         if isinstance(message, Contribution) and message.valid:
-            data = self._data(session, requests)
-            message = replace(message, tensors=wire.received(data, self._contributions, memory=self._upload_memory))
+            data, began = self._data(session, requests), time.monotonic()
+            tensors = wire.received(data, self._contributions, memory=self._upload_memory)
+            seconds = message.transfer_seconds + time.monotonic() - began
+            message = replace(message, tensors=tensors, transfer_seconds=seconds)
         match message:
             case Goodbye():
                 if self._close_session(session):

@@ -50,7 +50,6 @@ def train(
     micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(task, worker)
     newest: Version | None = None  # not downloaded until a lease comes: an idle worker downloads nothing
     micro_steps = 0
-    transfer_seconds = upload_seconds = 0.0
 
     # -- join ----------------------------------------------------------------------------------------------------------
     link.call(Hello(speed_hint=worker.speed_hint, environment={**code_fingerprint(task, model), **environment(device)}))
@@ -62,10 +61,11 @@ def train(
             continue
 
         lease: Lease = event
+        began = time.monotonic()
         if newest is not None:
-            began = time.monotonic()
             sync.apply(link.download(newest.parameters))
-            transfer_seconds, newest = upload_seconds + time.monotonic() - began, None
+            newest = None
+        transfer_seconds = time.monotonic() - began
         indices = loader.indices(lease.units)
         step_sequences = math.ceil(len(lease.units) / lease.steps) * section.unit_sequences
         sync.begin(lease)
@@ -105,7 +105,6 @@ def train(
         if link.interrupted():
             continue
 
-        began = time.monotonic()
         link.call(
             Contribution(  # without a name: it would keep its tensors in memory during the next lease
                 lease_id=lease.lease_id,
@@ -116,7 +115,6 @@ def train(
                 valid=sums.valid and math.isfinite(sums.loss),
             )
         )
-        transfer_seconds = upload_seconds = time.monotonic() - began  # a further lease may need no download
 
     link.call(Goodbye(reason=event.reason))
     return event
