@@ -259,10 +259,10 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     return reason
 
 
-def work(name: Annotated[str, typer.Argument()], told: Annotated[str, typer.Argument()]) -> None:
+def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.Argument()]) -> None:
     """Work with one device for the coordinator, or the `join`, that started this process; ends with it.
 
-    `told`: as `worker_command` has it. At the coordinator of this machine `run` and its address are in it.
+    `settings`: as `worker_command` has it. At the coordinator of this machine `run` and its address are in it.
     """
     keep_answer_apart()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the parent decides
@@ -274,7 +274,7 @@ def work(name: Annotated[str, typer.Argument()], told: Annotated[str, typer.Argu
     from cuadrilla.link.practice import parse_shape
     from cuadrilla.plan.devices import Use
 
-    home, work = Home.of_user(), json.loads(told)
+    home, work = Home.of_user(), json.loads(settings)
     folder, use = Path(work["crew"]), Use(name="", device=work["device"], threads=work["threads"])
     if "run" in work:
         run, shape = RunDir(Path(work["run"])), parse_shape(work["link"], speed=work["speed"])

@@ -27,7 +27,7 @@ MAX_DEATHS = 3
 STEADY_SECONDS = 600.0
 """A worker that lives for so long makes progress."""
 FINISH_SECONDS = 10.0
-"""A child that has been told to stop finishes its pass first."""
+"""A child that is asked to stop finishes its pass first."""
 
 
 def cuadrilla_command(*arguments: str) -> list[str]:

@@ -50,7 +50,7 @@ RESOURCE = "cuadrilla"
 MAX_RESTARTS = 5
 LOOK_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 FINISH_SECONDS = 10.0
-"""A worker that has been told to stop finishes its pass first."""
+"""A worker that is asked to stop finishes its pass first."""
 
 log = logging.getLogger(__name__)
 
