@@ -38,12 +38,13 @@ def lane(
     tokens: int,
     rates: list[int],
     optimizer: Callable[[Parameters], Stepper] = MOMENTUM,
+    whole: bool = False,
 ) -> Answer:
     """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
     worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version(steps=STEPS))
-    worker.begin(Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS))
+    worker.begin(Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS, whole=whole))
     for _ in range(STEPS):
         (model["w"].sum() * gradient * tokens / 80).backward()
         sums.tokens += tokens
@@ -107,6 +108,27 @@ def test_one_lane_with_adamw_is_adamw_alone() -> None:
         alone["w"].grad = torch.full((3,), 3.0)
         optimizer.step(1.0)
     assert torch.allclose(model["w"], alone["w"])
+
+
+def test_a_lane_that_is_the_whole_window_is_taken_over_with_its_own_steps() -> None:
+    model = nn.ParameterDict({"w": torch.zeros(3)})
+    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
+    answer = lane(merge, gradient=2.0, tokens=20, rates=[], optimizer=ADAMW, whole=True)
+    assert merge.is_plausible(answer.contribution.tensors, num_units=1)
+    merge.reduce([answer], planned_tokens=80)
+    merge.step(norm=1.0, version=12, steps=STEPS)
+    said, version = answer.contribution.tensors, merge.version(steps=STEPS)
+    assert torch.equal(model["w"].detach(), said["w"])
+    assert said["w"].abs().min() > 0
+    assert all(torch.equal(version[name], said[name]) for name in said if name.startswith(STATE))
+
+
+def test_one_of_several_that_claims_to_be_the_whole_window_is_bad() -> None:
+    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
+    answers = [
+        lane(merge, gradient=2.0, tokens=10, rates=[], optimizer=ADAMW, whole=whole) for whole in (False, True, False)
+    ]
+    assert merge.reduce(answers, planned_tokens=80).bad == (1,)
 
 
 def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
