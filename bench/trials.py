@@ -154,7 +154,7 @@ def together(machines: list[_Machine], folder: Path) -> None:
 
 def ended(folder: Path) -> list[dict[str, Any]]:
     """The runs of a search, from its storage, in the order in which they ended."""
-    trials = optuna.load_study(study_name="rung-0", storage=f"sqlite:///{folder / 'tune' / 'study.db'}").trials
+    trials = optuna.load_study(study_name="search", storage=f"sqlite:///{folder / 'tune' / 'study.db'}").trials
     rows = []
     for trial in trials:
         began, time = (each.timestamp() for each in (trial.datetime_start, trial.datetime_complete) if each)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from optuna.storages import InMemoryStorage
 
 from cuadrilla.config import TuneSection
 from cuadrilla.tune.folder import SearchFolder
-from cuadrilla.tune.search import Job, Search, TrialResult
+from cuadrilla.tune.search import RunResult, Search, Trial
 from cuadrilla.tune.space import Space
 
 SPACE: Mapping[str, Any] = {
@@ -23,8 +23,6 @@ SPACE: Mapping[str, Any] = {
     "model.layers": {"low": 2, "high": 8},
 }
 STEPS = 90
-TOKENS = 1000
-"""In a step."""
 FAILS = 3
 """Trials of this number, and of each seventh after it."""
 
@@ -49,33 +47,32 @@ class WrittenSearch:
         steps = [STEPS // 3 ** (self.rungs - 1 - rung) for rung in range(self.rungs)]
         self.folder.path.mkdir(parents=True)
         search = Search(section, space=Space(section, text=text), storage=InMemoryStorage())
-        while (job := search.next_job()) is not None:
-            self.folder.write_jobs(search, at={job.name: "place-1"}, steps=steps)
+        while (trial := search.next_trial()) is not None:
+            self.folder.write_jobs(search, at={trial.name: "place-1"}, steps=steps)
             if until <= 0:
                 break
             until -= 1
-            found = result(job, steps)
-            search.finish(job, found)
+            found, length = result(trial), steps[trial.rung]
+            search.finish(trial, found)
             self.folder.write_jobs(search, at={}, steps=steps)
-            write_run(self.folder, job, found, steps[job.rung])
+            write_run(self.folder, trial, found, length)
         return self.folder
 
 
-def result(job: Job, steps: Sequence[int]) -> TrialResult:
-    if job.trial % 7 == FAILS:
-        return TrialResult(score=None, place="place-1", seconds=2.0, reason="the loss is not finite")
-    lr = float(job.values["optim.lr"])
-    score = 4 + math.log(lr / 0.02) ** 2 / 4 + 0.02 * (job.trial % 5) - 0.5 * job.rung
-    tokens = (steps[job.rung] - (steps[job.rung - 1] if job.rung else 0)) * TOKENS
-    return TrialResult(score=score, tokens=tokens, seconds=10.0 * 3**job.rung, place="place-1")
+def result(trial: Trial) -> RunResult:
+    if trial.number % 7 == FAILS:
+        return RunResult(score=None, place="place-1", seconds=2.0, reason="the loss is not finite")
+    lr = float(trial.values["optim.lr"])
+    score = 4 + math.log(lr / 0.02) ** 2 / 4 + 0.02 * (trial.number % 5) - 0.5 * trial.rung
+    return RunResult(score=score, seconds=10.0 * 3**trial.rung, place="place-1")
 
 
-def write_run(folder: SearchFolder, job: Job, found: TrialResult, steps: int) -> None:
+def write_run(folder: SearchFolder, trial: Trial, found: RunResult, steps: int) -> None:
     """Its curve, every ten steps."""
     if found.score is None:
         return
-    run = folder.run(job)
-    run.path.mkdir()
+    run = folder.run(trial)
+    run.path.mkdir(exist_ok=True)
     points = [(step, found.score + 2 * (1 - step / steps)) for step in range(steps, 0, -10)]
-    rows = [{"version": step, "tokens": step * TOKENS, "val_loss": loss} for step, loss in sorted(points)]
+    rows = [{"version": step, "tokens": step * 1000, "val_loss": loss} for step, loss in sorted(points)]
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -14,12 +14,11 @@ HERE = LocalPlace(name=NAME, threads=1, environment=os.environ)
 
 
 def carried_out(executor: LocalExecutor, run: RunDir) -> list[Ended]:
-    """One job, begun again until it is complete or has failed."""
+    """One job, once."""
     left: list[Ended] = []
     try:
-        while not left or not (left[-1].complete or left[-1].reason):
-            executor.start("uno", run, place=NAME)
-            wait_for(lambda: bool(executor.free) or left.extend(executor.poll()) or bool(executor.free))
+        executor.start("uno", run, place=NAME)
+        wait_for(lambda: left.extend(executor.poll()) or bool(left))
     finally:
         executor.close()
     return left
@@ -34,11 +33,11 @@ def test_a_task_may_print_as_much_as_it_likes(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / f"{NAME}.txt").stat().st_size > 2**17
 
 
-def test_a_process_that_ends_without_a_result_fails_its_job_in_the_end(tmp_path: Path) -> None:
+def test_a_process_that_ends_without_a_result_has_lost_its_job(tmp_path: Path) -> None:
     run, loss = make_run(tmp_path / "uno", steps=4), "def loss(self, model, batch):"
     (run.path / "task.py").write_text("import os\n" + TASK.replace(loss, f"{loss} os._exit(0);"))
-    left = carried_out(LocalExecutor([HERE], logs=tmp_path / "logs"), run)
-    assert [each.reason for each in left] == ["", "", "its process ended without a result"]
+    (left,) = carried_out(LocalExecutor([HERE], logs=tmp_path / "logs"), run)
+    assert (left.lost, left.reason) == (True, "its process ended without a result")
 
 
 def test_what_is_recalled_while_it_is_made_ready_is_given_back(stories: Path, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """The list of runs that wait for a machine, and who hands them out."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.executor import Ended
+from cuadrilla.jobs.executor import Ended, hand_out
 from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, QueueWork, RunQueue
 from cuadrilla.rundir import RunDir
 
@@ -30,9 +33,8 @@ class Hands:
             raise ConfigError("it cannot be read", hint="write it anew")
         self.busy[place] = job
 
-    def end(self, place: str, *, complete: bool = False, reason: str = "") -> None:
-        job = self.busy.pop(place)
-        self._ended.append(Ended(job=job, place=place, complete=complete, seconds=1.0, reason=reason))
+    def end(self, place: str, **how: Any) -> None:
+        self._ended.append(Ended(job=self.busy.pop(place), place=place, **how))
 
     def poll(self) -> list[Ended]:
         ended, self._ended = self._ended, []
@@ -42,6 +44,28 @@ class Hands:
         self.preempted.append(job)
 
     def close(self) -> None: ...
+
+
+class Rounds(threading.Event):
+    """Wakes the loop that hands out, once for each thing that a test does; then it is to stop."""
+
+    def __init__(self, hands: Hands, *deeds: Callable[[], object]) -> None:
+        super().__init__()
+        self.hands, self._deeds = hands, list(deeds)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._deeds:
+            self.hands.busy.clear()
+            return True
+        self._deeds.pop(0)()
+        return False
+
+
+def nothing() -> None: ...
+
+
+def handed_out(work: QueueWork, hands: Hands, *deeds: Callable[[], object]) -> None:
+    hand_out(work, [hands], stop=Rounds(hands, *deeds))
 
 
 class Heard:
@@ -88,89 +112,78 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, t
 
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
+    """It goes on before anything new begins."""
     hands, heard = Hands("ana", "luis"), Heard()
-    work = QueueWork(queue, hands, tell=heard)
-    work.step()
-    assert heard.said == [("uno", "ana"), ("dos", "luis")]
-    hands.end("ana")
-    work.step()
-    assert heard.said[2:] == [("uno", "ana")], "it goes on before anything new begins"
-    hands.end("ana", complete=True)
-    hands.end("luis", reason="no space left")
-    work.step()
-    assert listed(queue) == [("uno", COMPLETE), ("dos", FAILED), ("tres", RUNNING)]
+    work = QueueWork(queue, tell=heard, until_empty=True)
+
+    def both_end() -> None:
+        hands.end("ana", complete=True)
+        hands.end("luis", reason="no space left")
+
+    lost = partial(hands.end, "ana", lost=True, reason="the cable")
+    handed_out(work, hands, nothing, lost, both_end)
+    assert heard.said == [
+        ("uno", "ana"),
+        ("dos", "luis"),
+        ("uno", "ana"),
+        ("uno", COMPLETE),
+        ("dos", FAILED),
+        ("tres", "ana"),
+    ]
     assert queue.find("dos").reason == "no space left"
-    assert not work.is_idle
-    hands.end("ana", complete=True)
-    work.step()
-    assert work.is_idle
+    assert not work.is_done
+    hands.busy["ana"] = queue.find("tres").name
+    handed_out(work, hands, partial(hands.end, "ana", complete=True))
+    assert work.is_done
+
+
+def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: RunQueue) -> None:
+    hands = Hands("ana")
+    lost = partial(hands.end, "ana", lost=True, reason="signal 9")
+    handed_out(QueueWork(queue, tell=Heard()), hands, nothing, lost, lost, lost)
+    assert (queue.find("uno").state, queue.find("uno").reason) == (FAILED, "signal 9")
+    assert queue.find("dos").state == RUNNING
 
 
 def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
-    """One worker of it, too, where it has one for each device."""
+    """One worker of it, too, where it has one for each device; and only the named kind of device."""
     queue.add(RunDir(tmp_path / "uno"), on=("luis",))
+    queue.add(RunDir(tmp_path / "tres"), device="cuda")
     hands, heard = Hands("ana", "luis/cuda:0"), Heard()
-    work = QueueWork(queue, hands, tell=heard)
-    work.step()
-    assert heard.said == [("dos", "ana"), ("tres", "luis/cuda:0")]
-    hands.end("luis/cuda:0", complete=True)
-    work.step()
-    assert hands.busy["luis/cuda:0"] == queue.find("uno").name
-
-
-def test_what_a_run_waits_for_is_said_as_long_as_it_does(queue: RunQueue, tmp_path: Path) -> None:
-    """Machines that are not there, not those that are busy."""
-    queue.add(RunDir(tmp_path / "uno"), device="cuda")
-    queue.add(RunDir(tmp_path / "dos"), on=("pedro",))
-    hands = Hands("ana")
-    work = QueueWork(queue, hands, tell=Heard())
-
-    def reasons() -> list[str]:
-        work.step()
-        return [queue.find(name).reason for name in ("uno", "dos", "tres")]
-
-    nobody = "no machine has joined that may train it"
-    assert reasons() == [nobody, nobody, ""]
-    hands.places["pedro"] = "cpu"
-    assert reasons() == [nobody, "", ""]
-    assert queue.find("dos").state == RUNNING
-    assert queue.find("uno").state == WAITING
-    unattended = RunQueue(tmp_path / "queue", is_handed_out=False)
-    assert unattended.find("uno").reason == ""
+    handed_out(QueueWork(queue, tell=heard), hands, nothing)
+    assert heard.said == [("dos", "ana"), ("uno", "luis/cuda:0")]
+    assert (queue.find("tres").state, queue.find("tres").machine) == (WAITING, "cuda")
 
 
 def test_stop(queue: RunQueue) -> None:
-    """What runs is preempted, once; what waits is not begun; added again, both begin again."""
-    hands, heard = Hands("ana"), Heard()
-    work = QueueWork(queue, hands, tell=heard)
-    work.step()
-    for name in ("uno", "dos"):
-        queue.stop(queue.find(name))
-    with pytest.raises(ConfigError, match="running"):
-        queue.remove(queue.find("uno"))
-    with pytest.raises(ConfigError, match="running"):
-        queue.add(queue.find("uno").run)
-    work.step()
-    work.step()
-    assert hands.preempted == [queue.find("uno").name]
-    hands.end("ana")
-    work.step()
-    assert listed(queue)[:2] == [("uno", STOPPED), ("dos", STOPPED)]
-    assert hands.busy["ana"] == queue.find("tres").name
+    """What runs is preempted; what waits is not begun; added again, both begin again."""
+    hands = Hands("ana")
+
+    def stops() -> None:
+        for name in ("uno", "dos"):
+            queue.stop(queue.find(name))
+        with pytest.raises(ConfigError, match="running"):
+            queue.remove(queue.find("uno"))
+        with pytest.raises(ConfigError, match="running"):
+            queue.add(queue.find("uno").run)
+
+    handed_out(QueueWork(queue, tell=Heard()), hands, nothing, stops, partial(hands.end, "ana"))
+    assert hands.preempted[0] == queue.find("uno").name
+    assert listed(queue) == [("uno", STOPPED), ("dos", STOPPED), ("tres", RUNNING)]
     queue.add(queue.find("uno").run)
     assert queue.find("uno").state == WAITING
 
 
 def test_what_cannot_begin_holds_nobody_up(queue: RunQueue) -> None:
     hands, heard = Hands("ana", refuses=["uno"]), Heard()
-    QueueWork(queue, hands, tell=heard).step()
+    handed_out(QueueWork(queue, tell=heard), hands, nothing)
     assert heard.said == [("uno", FAILED), ("dos", "ana")]
     assert queue.find("uno").reason == "it cannot be read"
 
 
 def test_a_process_that_hands_out_was_killed(queue: RunQueue) -> None:
     """Its runs wait again, where they stood."""
-    QueueWork(queue, Hands("ana"), tell=Heard()).step()
+    handed_out(QueueWork(queue, tell=Heard()), Hands("ana"), nothing)
     heard = Heard()
-    QueueWork(queue, Hands("luis"), tell=heard).step()
+    handed_out(QueueWork(queue, tell=heard), Hands("luis"), nothing)
     assert heard.said == [("uno", "luis")]

@@ -1,8 +1,7 @@
 """`cuadrilla queue`: runs that wait for a machine of the crew; lists, adds, reorders, stops, and hands them out."""
 
 import threading
-import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,12 +19,9 @@ from cuadrilla.rundir import FolderLock, RunDir, is_held, make_private, read_obj
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.executor import Executor, Executors
-    from cuadrilla.jobs.queue import QueuedRun, QueueWork, RunQueue
+    from cuadrilla.jobs.executor import Executor
+    from cuadrilla.jobs.queue import QueuedRun, RunQueue
 
-LOOK_SECONDS = 0.25
-STOP_SECONDS = 120.0
-"""A pass of a large model takes its time, and its checkpoint too."""
 LOCK = "lock"
 """In the queue's folder: of who hands it out."""
 ACTIONS = ("list", "add", "first", "stop", "remove", "work")
@@ -118,7 +114,7 @@ def _list(queue: "RunQueue") -> None:
 
 def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool, until_empty: bool) -> None:
     """Raises typer.Exit when it was interrupted."""
-    from cuadrilla.jobs.executor import Executors
+    from cuadrilla.jobs.executor import hand_out
     from cuadrilla.jobs.queue import QueueWork
 
     folder = Home.of_user().queue
@@ -127,29 +123,17 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
     with ExitStack() as stack:
         stack.enter_context(FolderLock(folder / LOCK, purpose=Message("handing out the queue")))
         others = stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses))
-        own: list[Executor] = [local_executor(logs=folder / "logs")] if here else []
-        executor = Executors([*own, others])
-        stack.callback(executor.close)
-        work = QueueWork(queue, executor, tell=_tell)
+        executors: list[Executor] = [others]
+        if here:
+            executors.insert(0, stack.enter_context(closing(local_executor(logs=folder / "logs"))))
+        work = QueueWork(queue, tell=_tell, until_empty=until_empty)
         answer = Message("stopping   runs save after this pass; once more: at once, without saving")
         stack.enter_context(stop_on_signals(lambda _reason: stopped.set(), answer=partial(say_at_once, answer)))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
-        while not stopped.wait(LOOK_SECONDS):
-            work.step()
-            if until_empty and work.is_idle:
-                return
-        _end(work, executor)
-    say("the queue was stopped; the same command goes on")
-    raise typer.Exit(INTERRUPTED_EXIT_CODE)
-
-
-def _end(work: "QueueWork", executor: "Executors") -> None:
-    """Wait until all have saved, or one of them takes too long."""
-    work.stop()
-    deadline = time.monotonic() + STOP_SECONDS
-    while executor.busy and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-        work.take_back()
+        hand_out(work, executors, stop=stopped)
+    if stopped.is_set():
+        say("the queue was stopped; the same command goes on")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
 
 def _tell(run: "QueuedRun", state: str, place: str, reason: str) -> None:

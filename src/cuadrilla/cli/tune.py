@@ -22,7 +22,7 @@ from cuadrilla.runfile import read_run_file
 if TYPE_CHECKING:
     from cuadrilla.jobs.executor import Executor
     from cuadrilla.tune.run import Searching
-    from cuadrilla.tune.search import Job, TrialResult
+    from cuadrilla.tune.search import RunResult, Trial
 
 SHOWN_BEST = 5
 
@@ -52,7 +52,6 @@ def tune(
     With --crew the machines that join with `cuadrilla join` do trials, each as fast as it can.
     Ctrl-C saves and stops; the same command goes on.
     """
-    from cuadrilla.jobs.executor import Executors
     from cuadrilla.tune.run import open_search
 
     run_file = run / "run.toml" if run.is_dir() else run
@@ -68,8 +67,7 @@ def tune(
         if crew:
             folder = run_file.parent.resolve() / "tune"
             parts.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
-        executor = Executors(parts)
-        searching = stack.enter_context(open_search(run_file, sets=sets or [], executor=executor))
+        searching = stack.enter_context(open_search(run_file, sets=sets or [], executors=parts))
         answer = Message("stopping   trials save after this pass; once more: at once, without saving")
         stack.enter_context(stop_on_signals(lambda _reason: searching.stop.set(), answer=partial(say_at_once, answer)))
         _tell_begin(searching)
@@ -92,24 +90,24 @@ def _tell_begin(searching: "Searching") -> None:
         say("rungs      runs of {steps} steps; one in {factor} goes on", steps=steps, factor=section.factor)
     else:
         say("runs       of {steps:,} steps each", steps=searching.rung_steps[0])
-    if search.results:
-        say("resumed    {number} runs are finished", number=len(search.results))
+    if search.ended:
+        say("resumed    {number} trials are finished", number=len(search.ended))
 
 
-def _tell_end(searching: "Searching", job: "Job", found: "TrialResult") -> None:
+def _tell_end(searching: "Searching", trial: "Trial", found: "RunResult") -> None:
     from cuadrilla.tune.folder import describe
 
     search, seconds = searching.search, searching.seconds_left()
     left = Message("measuring how long it takes")
     score = "" if found.score is None else f"{found.score:.4f}"
     say(
-        "{name}   {outcome}{mark}   {values}   ({done} of at most {most}, {left})",
-        name=job.name,
+        "{name}   {outcome}{mark}   {values}   ({done} of {most}, {left})",
+        name=trial.name,
         outcome=score or Message("failed: {reason}", reason=found.reason),
-        mark=Message("  best so far") if search.best == job else "",
-        values=describe(job.values),
-        done=len(search.results),
-        most=sum(map(search.num_jobs, range(searching.base.section.rungs))),
+        mark=Message("  best so far") if search.best is trial else "",
+        values=describe(trial.values),
+        done=len(search.ended),
+        most=search.num_trials,
         left=left if seconds is None else Message("about {time} more", time=in_words(seconds)),
     )
 
@@ -123,11 +121,11 @@ def _report(searching: "Searching") -> None:
     rows = searching.table()
     emit_table(rows if options.json else list(map(_readable, rows[:SHOWN_BEST])))
     search, best = searching.search, searching.search.best
-    if best is None and search.results:
+    if best is None and search.ended:
         say("\nall trials that have ended have failed; the reasons stand above")
     elif best is None:
         say("\nno trial has finished yet")
-    elif best.rung == searching.base.section.rungs - 1:
+    elif best.rung == searching.base.section.rungs:
         say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(best).path))
     if best is not None:
         run = typed(searching.folder.best.path)

@@ -1,6 +1,5 @@
 """A job that another machine has: the message about it, and the files that may come back."""
 
-import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -37,15 +36,18 @@ class AssignedJob:
     run: RunDir
     lock: FolderLock
     """The lock of the run for as long as a machine has it."""
-    incoming: Path
-    """The folder of files that its machine sends, and no other machine."""
     began: float = field(default_factory=time.monotonic)
     keep: int = 0
     keep_steps: frozenset[int] = frozenset()
     """And the one that it began from."""
     files: Mapping[str, Path]
     """By hash: what its machine may have."""
-    preempted_at: float | None = None
+    preempted: bool = False
+
+    @property
+    def incoming(self) -> Path:
+        """The folder of files that its machine sends."""
+        return self.run.path / ".incoming"
 
     def place_for(self, path: str) -> Path:
         """The path of a file of the job, for threads of the link. Raises LinkError where it is not wanted."""
@@ -68,31 +70,20 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     begun = _begun(run)
     offer = offer_whole(config, run.path, goes_on=any(name != METRICS for name in begun))
     lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=machine))
+    assigned = AssignedJob(
+        job=job,
+        run=run,
+        lock=lock,
+        files={sha256.hex(): path for path, sha256 in {**offer.files, **begun}.values()},
+        keep=config.checkpoint.keep,
+        keep_steps=frozenset({*config.checkpoint.keep_steps, newest_version(run)}),
+    )
     with ExitStack() as stack:
         stack.enter_context(lock)
+        shutil.rmtree(assigned.incoming, ignore_errors=True)  # of a coordinator that was killed
         write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
-        assigned = AssignedJob(
-            job=job,
-            run=run,
-            lock=lock,
-            incoming=_incoming(run),
-            files=_by_hash({**offer.files, **begun}),
-            keep=config.checkpoint.keep,
-            keep_steps=frozenset({*config.checkpoint.keep_steps, newest_version(run)}),
-        )
         stack.pop_all()
     return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))
-
-
-def _incoming(run: RunDir) -> Path:
-    """A new name, once what a coordinator that was killed has left is gone."""
-    for old in run.path.glob(".incoming-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    return run.path / f".incoming-{secrets.token_hex(8)}"
-
-
-def _by_hash(files: Mapping[str, tuple[Path, bytes]]) -> dict[str, Path]:
-    return {sha256.hex(): path for path, sha256 in files.values()}
 
 
 def newest_version(run: RunDir) -> int:

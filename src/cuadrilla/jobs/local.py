@@ -1,20 +1,18 @@
 """Jobs in processes of this machine: one at each place, which trains one run after the other.
 
 A process is told of a job by a line on its standard input, the folder, and leaves the outcome there. A process that is
-killed is no failure of its job, which goes on from its checkpoint. A training that fails by itself is, and its reason
-is kept; its process ends with it.
+killed has lost its job. A training that fails says why, and its process ends with it.
 """
 
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuadrilla.crew.children import MAX_DEATHS, Children, cuadrilla_command
+from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors, write_json
@@ -57,7 +55,6 @@ class LocalExecutor:
         self._reasons: dict[str, Message] = {}
         self._children = Children(died=self._reasons.__setitem__)
         self._begun: dict[str, _Begun] = {}
-        self._deaths: Counter[str] = Counter()
 
     @property
     def places(self) -> dict[str, str]:
@@ -94,38 +91,32 @@ class LocalExecutor:
                 continue
             del self._begun[place]
             code = 0 if outcome else codes[place]
+            in_order = bool(outcome) or (begun.preempted and code == 0)
             found.append(
                 Ended(
                     job=begun.job,
                     place=place,
                     complete=outcome.get("complete") is True,
+                    lost=not in_order and code <= 0,
                     seconds=time.monotonic() - begun.began,
-                    reason="" if outcome else self._why(begun, self._reasons.get(place, SILENT), code=code),
-                    code=code,
+                    reason="" if in_order else self._reasons.get(place, SILENT),
                 )
             )
         self._reasons.clear()
         return found
 
-    def _why(self, begun: _Begun, reason: Message, *, code: int) -> str:
-        """Why a job has failed whose process has ended; "": it goes on."""
-        if begun.preempted and code == 0:
-            return ""
-        if code <= 0:  # killed, or without a word
-            self._deaths[begun.job] += 1
-            return reason if self._deaths[begun.job] >= MAX_DEATHS else ""
-        return reason
-
     def preempt(self, job: str) -> None:
         pids = self._children.pids()
         for place, begun in self._begun.items():
-            if begun.job == job and place in pids:
+            if begun.job == job and place in pids and not begun.preempted:
                 begun.preempted = True
                 with suppress(ProcessLookupError):
                     os.kill(pids[place], signal.SIGTERM)
 
     def close(self) -> None:
+        """Processes are started anew where one is needed again."""
         self._children.end(finish_seconds=0.0)
+        self._begun.clear()
 
 
 def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuadrilla.errors import ConfigError, CuadrillaError, LinkError
-from cuadrilla.jobs.executor import Ended, Executor
+from cuadrilla.errors import ConfigError
+from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.base import JOB_NAME, node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, read_object, write_json
@@ -144,78 +144,44 @@ Tell = Callable[[QueuedRun, str, str, str], None]
 
 
 class QueueWork:
-    """Hands the runs of a queue out. Used by one thread; there is one for a queue."""
+    """The runs of a queue as the work of an `Executor`; there is one for a queue."""
 
-    def __init__(self, queue: RunQueue, executor: Executor, *, tell: Tell) -> None:
+    def __init__(self, queue: RunQueue, *, tell: Tell, until_empty: bool = False) -> None:
         """`tell`: called with a run, its new state, its place and the reason, where it begins and where it ends."""
-        self._queue, self._executor, self._tell = queue, executor, tell
-        self._preempted: set[str] = set()
+        self._queue, self._tell, self._until_empty = queue, tell, until_empty
         self._begun: dict[str, QueuedRun] = {}
         for run in queue.runs():
             if run.state == RUNNING:  # of a process that has gone
                 queue.note(run, WAITING)
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self._executor.busy and all(run.state in ENDED for run in self._queue.runs())
+    def is_done(self) -> bool:
+        return self._until_empty and all(run.state in ENDED for run in self._queue.runs())
 
-    def step(self) -> None:
-        """Take what has ended, preempt what is to stop, begin what can. Raises LinkError, ResourceError."""
-        self.take_back()
-        runs = self._queue.runs()
-        for run in runs:
-            if run.stops and run.state == RUNNING and run.name not in self._preempted:
-                self._preempted.add(run.name)
-                self._executor.preempt(run.name)
-        for run in runs:
-            if run.state == WAITING:
-                self._try(run)
+    def next_job(self, place: str, device: str) -> str | None:
+        waiting = [run for run in self._queue.runs() if run.state == WAITING and run.suits(place, device=device)]
+        if not waiting:
+            return None
+        self._begun[waiting[0].name] = waiting[0]
+        return waiting[0].name
 
-    def _try(self, run: QueuedRun) -> None:
-        """Begin it at the first free place that it may have; or say that no machine is there that may train it."""
-        places = self._executor.places
-        suitable = [place for place, device in places.items() if run.suits(place, device=device)]
-        free = self._executor.free
-        if place := next((place for place in suitable if place in free), None):
-            self._begin(run, place)
-            return
-        reason = "" if suitable else Message("no machine has joined that may train it")
-        if reason != run.reason:
-            self._queue.note(run, WAITING, place=run.place, reason=reason)
+    def run_of(self, job: str) -> RunDir:
+        return self._begun[job].run
 
-    def take_back(self) -> None:
-        """Take the runs that have ended. Raises LinkError, ResourceError."""
-        for ended in self._executor.poll():
-            self._take(ended)
+    def begun(self, job: str, place: str) -> None:
+        self._note(self._begun[job], RUNNING, place=place)
 
-    def stop(self) -> None:
-        """Have all save and give back; `take_back` hears of it."""
-        for job in self._executor.busy.values():
-            self._executor.preempt(job)
-
-    def _begin(self, run: QueuedRun, place: str) -> None:
-        try:
-            self._executor.start(run.name, run.run, place=place)
-        except LinkError:
-            raise
-        except CuadrillaError as error:
-            self._note(run, FAILED, reason=error.message)
-            return
-        self._preempted.discard(run.name)
-        self._begun[run.name] = run
-        self._note(run, RUNNING, place=place)
-
-    def _take(self, ended: Ended) -> None:
+    def ended(self, ended: Ended) -> None:
         run = self._begun[ended.job]
-        if ended.complete:
-            self._note(run, COMPLETE, place=ended.place)
-        elif ended.reason:
-            self._note(run, FAILED, place=ended.place, reason=ended.reason)
-        elif run.name in self._preempted:
+        if ended.complete or ended.reason:
+            self._note(run, COMPLETE if ended.complete else FAILED, place=ended.place, reason=ended.reason)
+        elif run.name in self.unwanted():
             self._note(run, STOPPED, place=ended.place)
         else:
             self._queue.note(run, WAITING, place=ended.place)
+
+    def unwanted(self) -> list[str]:
+        return [run.name for run in self._queue.runs() if run.stops and run.state == RUNNING]
 
     def _note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
         self._queue.note(run, state, place=place, reason=reason)

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from cuadrilla.link.base import JOB_NAME, Count, OfferedFile, Text
 
-COMPLETE, GIVEN_BACK, FAILED = "complete", "given back", "failed"
+COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
 DEVICE = "device"
 """In the environment of a Hello: of which kind a place's device is."""
@@ -57,7 +57,7 @@ Order = Assignment | Recall
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
     """News of a job. `rows`: whole lines of its metrics, to its `version`. `kept`: a checkpoint of this version has
-    been sent, every file of it; 0: none. `ended`: "" as long as it goes on. `reason`: why it failed."""
+    been sent, every file of it; 0: none. `ended`: "" as long as it goes on. `reason`: why it failed, or was lost."""
 
     job: JobName
     rows: str = ""

@@ -1,8 +1,8 @@
 """Names in the folder of a search, `tune/` beside its run file.
 
-study.db        the studies of Optuna from which a search goes on
-jobs.json       its runs and how each stands, for whoever watches; a search goes on without it
-t0003-r1/       the run directory of a job: trial 3 at rung 1
+study.db        the study of Optuna from which a search goes on
+jobs.json       its trials and how each stands, for whoever watches; a search goes on without it
+t0003/          the run directory of trial 3
 best/run.toml   the best so far, as a run of its own: `cuadrilla train tune/best`
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.rundir import RunDir, write_json
-from cuadrilla.tune.search import Job, Search
+from cuadrilla.tune.search import Search, Trial
 from cuadrilla.tune.space import Values
 
 JOBS = "jobs.json"
@@ -35,19 +35,30 @@ class SearchFolder:
     def lock(self) -> Path:
         return self.path / "lock"
 
-    def run(self, job: Job) -> RunDir:
-        return RunDir(self.path / job.name)
+    def run(self, trial: Trial) -> RunDir:
+        return RunDir(self.path / trial.name)
 
     def write_jobs(self, search: Search, *, at: Mapping[str, str], steps: Sequence[int]) -> None:
         """`at`: the places of those that run now. `steps`: of a run at each rung."""
         rows = []
-        for key, job in search.jobs.items():
-            found, place = search.results.get(key), at.get(job.name, "")
-            row = {"name": job.name, "values": describe(job.values), "steps": steps[job.rung], "machine": place}
-            if found is not None:
-                state = "failed" if found.score is None else "complete"
-                row |= {"state": state, "machine": found.place, "score": found.score, "reason": found.reason}
-            rows.append({"state": "running" if place else "waiting", **row})
+        for trial in search.trials:
+            last = trial.results[-1] if trial.results else None
+            is_over = search.is_over(trial)
+            if is_over:
+                state = "failed" if trial.score is None else "complete"
+            else:
+                state = "running" if trial.name in at else "waiting"
+            rows.append(
+                {
+                    "name": trial.name,
+                    "values": describe(trial.values),
+                    "state": state,
+                    "steps": steps[trial.rung - is_over],
+                    "machine": at.get(trial.name, last.place if last else ""),
+                    "score": trial.score,
+                    "reason": last.reason if last else "",
+                }
+            )
         write_json(self.path / JOBS, {"jobs": rows}, private=True)
 
 

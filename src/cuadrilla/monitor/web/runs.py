@@ -28,7 +28,7 @@ MAX_LOOKED_AT = 2000
 """Of what is in one folder."""
 LOOK_SECONDS = 3.0
 QUEUE, TUNE = "queue", "tune"
-TRIAL = re.compile(r"t[0-9]{4,6}-r[0-9]")
+TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
 class Runs:
