@@ -76,7 +76,7 @@ class Variant:
 
 ALL: dict[str, Variant] = {
     "exact": Variant(),
-    **{f"windows H={h}": Variant(steps=h, product=True) for h in (2, 4, 8, 16, 30)},
+    **{f"windows H={h}": Variant(steps=h, product=True) for h in (2, 4, 8, 16, 32, 64)},
     "windows H=8, 32 bits": Variant(steps=8, product=True, bits=32),
     **{f"state H={h}": Variant(steps=h) for h in (4, 8, 16)},
     **{f"weights only H={h}": Variant(steps=h, state=()) for h in (4, 8, 16)},

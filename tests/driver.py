@@ -6,7 +6,7 @@ from typing import Any
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync import events, ledger
-from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Strategy
@@ -20,10 +20,7 @@ def rules(**changes: object) -> Rules:
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
     """A strategy's coordinator, new or from a snapshot."""
-    rounds = strategy.rounds(share=share_units)
-    if state is not None:
-        return Coordinator.restore(state, rules=limits, rounds=rounds)
-    return Coordinator(rules=limits, rounds=rounds)
+    return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds(share=share_units))
 
 
 class Crew:

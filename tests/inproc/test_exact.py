@@ -16,10 +16,9 @@ from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
 from tests.faults import FaultyLink, Script, play
-from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, prepare, relative_difference, workers
+from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression
-from tests.transports import run_through
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -291,23 +290,6 @@ def test_an_answer_is_not_kept_while_the_next_lease_computes(tmp_path: Path, str
     execute(tmp_path, RaggedRegression(), workers([1.0]), f"sync.strict={strict}", wrap_link=wrap)
     assert len(links[0].kept) > 5
     assert not any(links[0].kept)
-
-
-def test_state_is_the_same_after_a_round_trip_in_the_middle_of_a_round(tmp_path: Path) -> None:
-    """A checkpoint taken while contributions wait for their merge does not hold the half-made round."""
-    seen: list[dict[str, object]] = []
-    context = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
-    script = Script(worker="worker-1", at=2, phase="contributed", action=lambda: seen.append(snapshot()))
-
-    def snapshot() -> dict[str, object]:
-        return context.coordination._coordinator.snapshot()  # the state a checkpoint would hold now
-
-    wrap, _ = play(script)
-    run_through("inproc", context, wrap_link=wrap)
-    assert seen[0]["version"] in (2, 3)
-    ledger = seen[0]["ledger"]
-    assert isinstance(ledger, dict)
-    assert len(ledger["free"]) == 24
 
 
 @pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0], [1.0, 0.5, 0.25]])

@@ -289,7 +289,7 @@ class Crew:
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
             self.audit.bad_answers.update(lease.units)
-            worker.bad_rounds.add(lease.units[0] // self.audit.rules.units_per_step)
+            worker.bad_rounds.add(lease.units[0] // (self.audit.steps * self.audit.rules.units_per_step))
         honest = not bad or self.random.random() < 0.5
         total = MASK if bad else gradient(lease.units, base)
         part = SimAnswer(units=lease.units, version=lease.version, base=base, total=total, finite=honest)

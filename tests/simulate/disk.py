@@ -1,14 +1,14 @@
 """The coordinator's side of a simulated run: weights of one integer, a disk that crashes, and the books of an auditor.
 
-Weights: θ(v+1) = mix(θ(v), Σ gradient(unit, θ(v))): a unit lost, counted twice or computed from another version
-changes the last bit of everything after it. The order of writes to the disk is that of `train/store.py`, with a crash
-possible between any two. What the auditor demands, here and in `run.py`:
+Weights: θ(v+H) = mix(θ(v), Σ gradient(unit, θ(v))), for rounds of H steps: a unit lost, counted twice or computed
+from another version changes the last bit of everything after it. The order of writes to the disk is that of
+`train/store.py`, with a crash possible between any two. What the auditor demands, here and in `run.py`:
 
 I1  each unit of a run is counted exactly once, or skipped after two failures; units are free, leased, counted or
     skipped, and never two of these; a lease is held by a member, one each (of a late lease two members)
 I2  a version is committed once; what was announced is never made again
-I3  who reports version v holds θ(v), and θ(v) follows from θ(v-1) and the units counted, whose gradients were taken at
-    θ(v-1); with the strategy server at θ(v-1-a), where a is at most its bound
+I3  who reports version v holds θ(v), and θ(v) follows from the θ before it and the units counted, whose gradients were
+    taken at that
 I4  a version is on disk before anyone hears of it; nobody sees it decrease (a full disk excuses both: training goes on)
 I5  the run ends; no free units beside idle members; a commit soon after the last disturbance; nobody is called lost or
     hung before its time
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from cuadrilla.errors import ResourceError
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Reduced
 from cuadrilla.train.guard import Verdict
@@ -109,16 +108,27 @@ def number_of(tensor: Tensor) -> int:
     return int(tensor) & MASK
 
 
-def round_units(version: int, *, rules: Rules) -> tuple[int, ...]:
+def version_before(version: int, *, steps: int) -> int:
+    """The one that a round of so many steps, or the run's last one, begins with."""
+    return (version - 1) // steps * steps
+
+
+def round_units(version: int, *, steps: int, rules: Rules) -> tuple[int, ...]:
     """The units that make this version."""
-    return tuple(range((version - 1) * rules.units_per_step, version * rules.units_per_step))
+    first = version_before(version, steps=steps)
+    return tuple(range(first * rules.units_per_step, version * rules.units_per_step))
 
 
-def undisturbed(rules: Rules = RULES) -> int:
+def versions(rules: Rules = RULES, *, steps: int = 1) -> list[int]:
+    """All of a run."""
+    return [min(first + steps, rules.num_steps) for first in range(0, rules.num_steps, steps)]
+
+
+def undisturbed(rules: Rules = RULES, *, steps: int = 1) -> int:
     """The last θ of a run without faults."""
     theta = 0
-    for version in range(1, rules.num_steps + 1):
-        theta = mix(theta, gradient(round_units(version, rules=rules), theta))
+    for version in versions(rules, steps=steps):
+        theta = mix(theta, gradient(round_units(version, steps=steps, rules=rules), theta))
     return theta
 
 
@@ -230,17 +240,16 @@ class Disk:
 def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
     """(coordinator's state, guard's state, θ) as `Store.recover` finds them: a checkpoint and the records behind it."""
     if not disk.checkpoints:
-        return {"version": 0, "tokens": 0, "ledger": {"opened": 0, "next_lease_id": 1, "free": []}}, None, 0
+        return {"version": 0, "tokens": 0}, None, 0
     segment, theta, saved = disk.checkpoints[-1]
     state, guard = saved["coordinator"], saved["guard"]
     while segment in disk.segments:
         for header, total in disk.segments[segment]:
-            if header["version"] != state["version"] + 1:
+            if header["version"] != state["version"] + header["steps"]:
                 raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
             theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
             guard = header["guard"]
-            ledger = Ledger.redone(state["ledger"], header["units"])
-            state = {"version": header["version"], "tokens": header["tokens"], "ledger": ledger}
+            state = {"version": header["version"], "tokens": header["tokens"]}
         if state["version"] == segment:
             break
         segment = state["version"]
@@ -342,13 +351,14 @@ class Audit:
     """Knows what really happened: θ of every version, what was announced, which contributions were bad.
 
     `losses`: how often a restart has found less than was announced, which only a full disk excuses. `units`: of each
-    version, `counted`: of all that are committed.
+    version, `counted`: of all that are committed. `steps`: of a round.
     """
 
     report: SimReport
     disk: Disk
     clock: Callable[[], float]
     rules: Rules = RULES
+    steps: int = 1
     units: dict[int, tuple[int, ...]] = field(default_factory=dict)
     counted: set[int] = field(default_factory=set)
     skipping: tuple[int, ...] = ()
@@ -362,6 +372,10 @@ class Audit:
     version: int = 0
     losses: int = 0
 
+    @property
+    def next_version(self) -> int:
+        return min(self.version + self.steps, self.rules.num_steps)
+
     def demand(self, sentence: str) -> None:
         """A sentence is a violation."""
         if sentence:
@@ -374,12 +388,12 @@ class Audit:
         version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
         empty = len(skipped) == len(units)
         counted = [] if empty else [unit for part in weights.merged for unit in part.units]
-        self.demand(units_wrong(header, counted, wanted=round_units(version, rules=self.rules)))
+        self.demand(units_wrong(header, counted, wanted=round_units(version, steps=self.steps, rules=self.rules)))
         if not self.counted.isdisjoint(units):
             self.demand(f"I1: version {version} is made of units {units} of an earlier version")
         self.demand(skipped_without_reason(skipped, self.bad_answers))
         self.demand("" if empty else self.sum_wrong(version, weights))
-        tokens = self.tokens[version - 1] + UNIT_TOKENS * len(counted)
+        tokens = self.tokens[version_before(version, steps=self.steps)] + UNIT_TOKENS * len(counted)
         if header["tokens"] != tokens:
             self.demand(f"I6: version {version} counts {header['tokens']} tokens instead of {tokens}")
         if version <= self.announced:
@@ -391,7 +405,7 @@ class Audit:
     def sum_wrong(self, version: int, weights: SimWeights) -> str:
         """Every part was computed from the version before, and the whole is the sum of the parts."""
         for part in weights.merged:
-            age = version - 1 - part.version
+            age = version_before(version, steps=self.steps) - part.version
             if age or part.base != self.history[part.version]:
                 return f"I3: a contribution to version {version} was computed from other weights, {age} versions old"
         total = sum(gradient(part.units, part.base) for part in weights.merged) & MASK
@@ -400,15 +414,15 @@ class Audit:
     def rolled_back(self, theta: int) -> None:
         """A round without any usable contribution: the third of these goes back to the checkpoint's weights."""
         self.report.counts["rolled back"] += 1
-        version = self.version + 1
+        version = self.next_version
         self.history[version], self.tokens[version] = theta, self.tokens[self.version]
         self.units[version] = self.skips[version] = self.skipping
 
     def committed(self, version: int, theta: int) -> None:
         now = self.clock()
         if theta != self.history.get(version):
-            self.demand(f"I3: the weights of version {version} do not follow from version {version - 1}")
-        if version != self.version + 1:
+            self.demand(f"I3: the weights of version {version} do not follow from version {self.version}")
+        if version != self.next_version:
             self.demand(f"I2: version {version} is committed after version {self.version}")
         self.version, self.last_commit = version, now
         self.counted.update(self.units[version])
@@ -439,9 +453,10 @@ class Audit:
             self.losses += 1
             self.report.counts["announced commits lost to a full disk"] += self.announced - version
         self.announced = min(self.announced, version)
-        self.report.committed.extend(range(self.version + 1, version + 1))  # it died between journal and announcement
+        missed = [made for made in self.units if self.version < made <= version]  # it died before it was announced
+        self.report.committed.extend(missed)
         self.version = version
-        self.counted = {unit for made in range(1, version + 1) for unit in self.units[made]}
+        self.counted = {unit for made, units in self.units.items() if made <= version for unit in units}
         self.disk.behind = False
 
 

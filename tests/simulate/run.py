@@ -89,7 +89,8 @@ class World:
         self.disk = Disk()
         self.strategy = strategy
         self.rules = rules
-        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules)
+        steps = strategy.rounds(share=share_units).steps
+        self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, steps=steps)
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
@@ -116,7 +117,7 @@ class World:
         self.report.skipped = {unit for units in self.audit.skips.values() for unit in units}
         if self.audit.counted != set(range(self.rules.units_per_step * self.rules.num_steps)):
             self.audit.demand(f"I1: at the end only the units {sorted(self.audit.counted)} are counted")
-        if not self.report.skipped and self.weights.theta != undisturbed(self.rules):
+        if not self.report.skipped and self.weights.theta != undisturbed(self.rules, steps=self.audit.steps):
             self.audit.demand("I3: nothing was skipped, and the last weights are not those of the undisturbed run")
         return self.report
 
@@ -309,7 +310,7 @@ def rounds_are_opened_in_time(world: World) -> str:
     """One at a time; never more than the run has."""
     coordinator = world.coordinator
     size, version, opened = world.rules.units_per_step, coordinator.version, coordinator.work.ledger.opened
-    most = min(world.rules.num_steps, version + 1)
+    most = min(world.rules.num_steps, version + world.audit.steps)
     if coordinator.finished or version * size < opened <= most * size:
         return ""
     return f"I6: at version {version} units up to {opened} are open"
@@ -363,6 +364,7 @@ def simulate(
     *,
     reuse_lease_ids: bool = False,
     strategy: Strategy = EXACT,
+    rules: Rules = RULES,
 ) -> SimReport:
     """Run one crew to the end of its run. Raises Violation.
 
@@ -370,4 +372,4 @@ def simulate(
     does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit a later one.
     `strategy`: whose rounds are simulated; its merge half is an integer's.
     """
-    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy).run()
+    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy, rules=rules).run()

@@ -10,8 +10,10 @@ import random
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,8 @@ from tests.runs import final_sha256
 STEPS, BATCH, UNIT = 120, 64, 8
 STRICT = ("--set", "sync.strict=true", "--set", f"checkpoint.every_steps={SPACING}",
           "--set", f"evaluate.every_tokens={SPACING * BATCH}")  # fmt: skip
+WINDOW = 2
+WINDOWS = ("--set", "sync.kind=windows", "--set", f"sync.steps={WINDOW}", "--set", "sync.lanes=[1.0, 0.5, 0.25]")
 MISSED_SOON = ("--set", "engine.lost_after_seconds=2.5")
 INSIDE, OBSERVED = ("evaluate", "val data"), ("metrics", "checkpoint", "journal")
 """Phases of the coordinator that its user's code reaches, and those that are seen from outside."""
@@ -179,11 +183,16 @@ def make_run(folder: Path, script: list[Fault]) -> RunDir:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One strict worker in one process."""
-    run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", [])
-    assert train(run, *STRICT).returncode == 0
-    return final_sha256(run.path)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The weights of one strict worker in one process."""
+
+    @cache
+    def trained(*options: str) -> str:
+        run = make_run(tmp_path_factory.mktemp("undisturbed") / "run", [])
+        assert train(run, *STRICT, *options).returncode == 0
+        return final_sha256(run.path)
+
+    return trained
 
 
 IN_SHORT = Counts(faults=6, coordinator_kills=1, coordinator_freezes=0, worker_freezes=1)
@@ -194,21 +203,28 @@ SEED_IN_SHORT, SEED_IN_CI, SEEDS_IN_SOAK = 4, 5, range(10, 18)
 
 @pytest.mark.timeout(CEILING_SECONDS + 100)
 @pytest.mark.parametrize(
-    ("seed", "counts"),
+    ("options", "seed", "counts"),
     [
-        pytest.param(SEED_IN_SHORT, IN_SHORT, id=f"{SEED_IN_SHORT}"),
-        pytest.param(SEED_IN_CI, IN_CI, id=f"{SEED_IN_CI}", marks=pytest.mark.thorough),
-        *(pytest.param(seed, IN_SOAK, id=f"{seed}", marks=pytest.mark.soak) for seed in SEEDS_IN_SOAK),
+        pytest.param((), SEED_IN_SHORT, IN_SHORT, id=f"exact {SEED_IN_SHORT}"),
+        pytest.param(WINDOWS, SEED_IN_SHORT, IN_SHORT, id=f"windows {SEED_IN_SHORT}", marks=pytest.mark.thorough),
+        pytest.param((), SEED_IN_CI, IN_CI, id=f"exact {SEED_IN_CI}", marks=pytest.mark.thorough),
+        *(
+            pytest.param(options, seed, IN_SOAK, id=f"{name} {seed}", marks=pytest.mark.soak)
+            for name, options in (("exact", ()), ("windows", WINDOWS))
+            for seed in SEEDS_IN_SOAK
+        ),
     ],
 )
-def test_scripted_faults_change_nothing(seed: int, counts: Counts, tmp_path: Path, undisturbed: str) -> None:
-    """6 faults in `make test`; 20 in `make test-all`, 200 in `make soak`."""
+def test_scripted_faults_change_nothing(
+    options: tuple[str, ...], seed: int, counts: Counts, tmp_path: Path, undisturbed: Callable[..., str]
+) -> None:
+    """6 faults in `make test`; 26 more in `make test-all`, 200 of each strategy in `make soak`."""
     script = draw(seed, counts)
     print(f"seed {seed}:", *script, sep="\n")  # shown when it fails
     run = make_run(tmp_path / "run", script)
     said = tmp_path / "said.txt"
     with open(said, "w") as talk:
-        crew = start(run, *STRICT, *PRACTICE, stderr=talk)
+        crew = start(run, *STRICT, *options, *PRACTICE, stderr=talk)
         watcher = Watcher(run=run, crew=crew, script=script)
         try:
             wait_for(watcher.ended, seconds=CEILING_SECONDS)
@@ -223,12 +239,13 @@ def test_scripted_faults_change_nothing(seed: int, counts: Counts, tmp_path: Pat
     assert len(played) == counts.faults
     restarts = [row for row in read_jsonl(run.events) if row["event"] == "coordinator restarted"]
     assert len(restarts) == counts.coordinator_kills
-    assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
-    assert final_sha256(run.path) == undisturbed
+    steps = WINDOW if options else 1
+    assert [row["version"] for row in last_rows(run.metrics)] == list(range(steps, STEPS + 1, steps))
+    assert final_sha256(run.path) == undisturbed(*options)
 
 
 @pytest.mark.thorough
-def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed: str) -> None:
+def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path) -> None:
     """One is killed by the kernel, another one's allocator says no: a strict unit cannot be divided, so it leaves."""
     script = [
         Fault(name="limited", phase="data", at=example(10, 0), action="hold", until="limit"),

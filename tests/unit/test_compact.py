@@ -36,10 +36,30 @@ def test_halves_are_those_named() -> None:
     assert expanded(sent, "square: w").dtype == torch.float32
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so(bad: float) -> None:
-    tensor = torch.randn(2048)
+@pytest.mark.parametrize(
+    ("bad", "squares"),
+    [(float("nan"), ()), (float("inf"), ()), (-float("inf"), ()), (float("nan"), "w"), (float("inf"), "w")],
+)
+def test_what_is_not_finite_stays_so(bad: float, squares: tuple[str, ...] | str) -> None:
+    tensor = torch.rand(2048)
     tensor[77] = bad
-    sent = compacted({"w": tensor})
+    sent = compacted({"w": tensor}, squares=tuple(squares))
     assert not all(bool(torch.isfinite(t).all()) for t in sent.values())
     assert not bool(torch.isfinite(expanded(sent, "w")).all())
+
+
+@given(st.integers(-30, 10), st.integers(0, 2**31))
+def test_an_error_of_a_square_is_a_part_of_itself(exponent: int, seed: int) -> None:
+    """Also where its neighbours are a billion times as large."""
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.rand((5, 1027), generator=generator) ** 8 * 2.0**exponent
+    tensor[:, ::7] = 0.0
+    sent = compacted({"square: w": tensor}, squares=("square: ",))
+    assert sent["square: w"].dtype == torch.uint8
+    come = expanded(sent, "square: w")
+    flat = torch.nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % BLOCK)).view(-1, BLOCK)
+    largest = flat.amax(1, keepdim=True).expand_as(flat).reshape(-1)[: tensor.numel()].view_as(tensor)
+    coded = tensor >= largest * 2.0**-30
+    assert bool(((come - tensor).abs() <= 0.0627 * tensor)[coded].all())
+    assert bool((come[~coded] <= largest[~coded] * 1.07 * 2.0**-30).all())
+    assert bool((come[:, ::7] == 0).all())

@@ -10,10 +10,15 @@ from dataclasses import replace
 import pytest
 
 from cuadrilla.sync.ledger import Ledger
+from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Strategy
+from cuadrilla.sync.windows import Windows
 from cuadrilla.sync.work import Rounds
 from tests.simulate.crew import SLOWNESS
+from tests.simulate.disk import UNIT_TOKENS
 from tests.simulate.run import (
     COORDINATOR_FAULTS,
+    EXACT,
     FOREVER,
     RULES,
     WORKER_FAULTS,
@@ -27,6 +32,16 @@ from tests.simulate.run import (
 pytestmark = pytest.mark.unit
 
 LONG_ROUNDS = replace(RULES, units_per_step=64)
+TWO_STEPS = replace(RULES, units_per_step=4, step_tokens=4 * UNIT_TOKENS, num_steps=39)
+"""Rounds of as many units as RULES has in a step; the last one has one step."""
+STRATEGIES = pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [
+        pytest.param(EXACT, RULES, id="exact"),
+        pytest.param(Windows(steps=2), TWO_STEPS, id="windows"),
+        pytest.param(Windows(steps=2, strict_lanes=(2, 1, 1)), TWO_STEPS, id="strict windows"),
+    ],
+)
 HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
     *WORKER_FAULTS,
     "answers sent again",
@@ -50,26 +65,33 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def check(first: int, count: int) -> Counter[str]:
+def check(first: int, count: int, *, strategy: Strategy, rules: Rules) -> Counter[str]:
     """What happened, all together."""
     happened: Counter[str] = Counter()
     for seed in range(first, first + count):
-        report = simulate(seed)
-        assert report.committed[-1] == RULES.num_steps
-        assert report.skipped or report.theta == undisturbed()
+        report = simulate(seed, strategy=strategy, rules=rules)
+        assert report.committed[-1] == rules.num_steps
         happened += report.counts
     return happened
 
 
-def test_no_fault_breaks_a_promise_and_everything_happens() -> None:
-    happened = check(0, 100)
+@STRATEGIES
+def test_no_fault_breaks_a_promise_and_everything_happens(strategy: Strategy, rules: Rules) -> None:
+    """That an undisturbed run has the same weights is I3."""
+    happened = check(0, 100, strategy=strategy, rules=rules)
     assert [what for what in HAPPENS if not happened[what]] == []
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(100, 10_100, 500))
 def test_no_fault_breaks_a_promise_long(first: int) -> None:
-    check(first, 500)
+    check(first, 500, strategy=EXACT, rules=RULES)
+
+
+@pytest.mark.soak
+@STRATEGIES
+def test_no_fault_breaks_a_promise_of_any_strategy(strategy: Strategy, rules: Rules) -> None:
+    check(100, 500, strategy=strategy, rules=rules)
 
 
 def test_a_seed_says_everything() -> None:

@@ -9,6 +9,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.progress import in_words
+from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.plan.machines import described, practised, read_crew
@@ -48,7 +49,10 @@ def plan(
     file = read_crew(crew) if crew else None
     if file is not None:
         described(file, here=1.0, operations=1.0)  # an error in it is said before anything is measured
-    config, _ = decide(resolved.config, RunDir(folder))
+    config = resolved.config
+    if file is not None and isinstance(config.engine, LocalEngine):
+        config = config.model_copy(update={"engine": CrewEngine(kind="crew")})  # its steps are larger
+    config, _ = decide(config, RunDir(folder))
     say("measuring this machine with {run}: about ten seconds", run=typed(run))
     found = measure(config, folder)
     operations = 6.0 * found.num_weights
@@ -61,10 +65,10 @@ def plan(
     if options.json:
         emit_json(_as_json(machines, predictions, found))
     else:
-        _report(machines, predictions, found, run=run)
+        _report(machines, predictions, found, run=run, is_practice=file is None)
 
 
-def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run: Path) -> None:
+def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run: Path, is_practice: bool) -> None:
     best = _chosen(predictions)
     units = sum(best.shares.values())
     emit_table(
@@ -92,11 +96,13 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
     )
     emit(
         Message(
-            "\nhere: {rate:,.0f} tokens/s on {device}\n"
+            "\nhere: {rate:,.0f} tokens/s on {device}, {memory:.1f} GB of memory; a checkpoint has {saved:.2f} GB\n"
             "{tokens:,} tokens take about {time}\n"
             "all machines without a network between them: {ceiling:.2f} times the best alone",
             rate=found.tokens_per_second,
             device=found.device,
+            memory=found.used_bytes / 1e9,
+            saved=found.saved_bytes / 1e9,
             tokens=found.total_tokens,
             time=in_words(found.total_tokens / best.tokens_per_second),
             ceiling=crew.ceiling,
@@ -104,9 +110,7 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
     )
     for line in _advice(crew, predictions):
         emit(line)
-    kind = "exact" if best.steps <= 1 else "windows"
-    steps = f" --set sync.steps={best.steps}" if best.steps > 1 else ""
-    say("\nnext: cuadrilla train {run} --set sync.kind={kind}{steps}", run=typed(run), kind=kind, steps=steps)
+    say("\nnext: cuadrilla {verb} {run}", verb="up" if best.steps and not is_practice else "train", run=typed(run))
 
 
 def _alike(crew: Crew, best: Prediction) -> list[list[MachineSpec]]:
@@ -123,13 +127,8 @@ def _names(group: list[MachineSpec]) -> str:
 
 
 def _kind(prediction: Prediction) -> Message:
-    match prediction.steps:
-        case 0:
-            return Message("the best alone")
-        case 1:
-            return Message("exact")
-        case steps:
-            return Message("windows of {steps} steps", steps=steps)
+    named = {0: Message("the best alone"), 1: Message("exact")}
+    return named.get(prediction.steps) or Message("windows of {steps} steps", steps=prediction.steps)
 
 
 def _chosen(predictions: list[Prediction]) -> Prediction:

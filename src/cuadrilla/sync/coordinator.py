@@ -38,6 +38,8 @@ from cuadrilla.sync.membership import BAN_SECONDS, Membership, Rules, banned
 from cuadrilla.sync.work import Rounds, Work
 
 COMPLETE = Message("the run is complete")
+BEGINNING: Mapping[str, Any] = {"version": 0, "tokens": 0}
+"""The snapshot of a run that has not begun."""
 
 
 @dataclass(kw_only=True)
@@ -86,7 +88,7 @@ class Coordinator:
         if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [Finish(reason=COMPLETE, complete=True)]
-        return [] if self.work.ledger.outstanding else self.rounds.next(self.work)
+        return self.rounds.next(self.work)
 
     def postpone(self, seconds: float) -> None:
         """What was decided last is carried out so much later: the clocks of its leases begin then."""
@@ -96,20 +98,14 @@ class Coordinator:
             member.progress_at += seconds
 
     def snapshot(self) -> dict[str, Any]:
-        """The committed state: a round in progress is written as not begun."""
-        ledger = self.work.ledger.snapshot()
-        answered = {unit for answer in self.work.answers.values() for unit in answer.grant.units}
-        return {
-            "version": self.work.version,
-            "tokens": self.work.tokens,
-            "ledger": {**ledger, "free": sorted(answered.union(self.work.skipped, ledger["free"]))},
-        }
+        """The committed state: a round in progress has not begun."""
+        return {"version": self.work.version, "tokens": self.work.tokens}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], *, rules: Rules, rounds: Rounds) -> Self:
         restored = cls(rules=rules, rounds=rounds)
         restored.work.version, restored.work.tokens = state["version"], state["tokens"]
-        restored.work.ledger = Ledger.restore(state["ledger"])
+        restored.work.ledger = Ledger(opened=state["version"] * rules.units_per_step)
         return restored
 
     def _hear(self, worker: str, message: ToCoordinator) -> list[Action]:

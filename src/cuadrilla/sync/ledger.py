@@ -5,15 +5,14 @@
       └──release, revoke───┘
 
 A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
-opened and not counted. A unit may be leased to several workers at once, when the first of them is
-late (`grant_units`): whose answer comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
+opened and not counted. A unit may be leased to several workers at once, when the first of them is late: whose answer
+comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
 once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +45,12 @@ class Ledger:
         self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 
-    def grant(
-        self, worker: str, count: int, *, version: int = 0, at: float = 0.0, exclude: Iterable[int] = ()
-    ) -> Grant | None:
-        """Lease the first `count` free units to a worker, none of `exclude`; None if there is none."""
-        units = tuple(sorted(self.free.difference(exclude))[:count])
-        return self._lease(worker, units, version=version, at=at) if units else None
-
-    def grant_units(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
-        """Lease these units, which another worker may hold as well."""
+    def grant(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
+        """Lease these units, one at least, which another worker may hold as well."""
         chosen = tuple(sorted(units))
         assert chosen
         assert self.uncounted.issuperset(chosen)
-        return self._lease(worker, chosen, version=version, at=at)
-
-    def _lease(self, worker: str, units: tuple[int, ...], *, version: int, at: float) -> Grant:
-        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=units, version=version, at=at)
+        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=chosen, version=version, at=at)
         self.next_lease_id += 1
         self.leases[lease.lease_id] = lease
         return lease
@@ -105,24 +94,3 @@ class Ledger:
     def skip(self, units: Iterable[int]) -> None:
         """Free units that nobody can compute are counted as empty."""
         self.uncounted.difference_update(units)
-
-    @property
-    def outstanding(self) -> int:
-        """Opened units that are not counted."""
-        return len(self.uncounted)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Leases do not survive a restart: their units are written as free."""
-        return {"opened": self.opened, "next_lease_id": self.next_lease_id, "free": sorted(self.uncounted)}
-
-    @staticmethod
-    def redone(state: Mapping[str, Any], units: Iterable[int]) -> dict[str, Any]:
-        """The snapshot that follows `state` when a version of these units was committed."""
-        units = set(units)
-        opened = max(state["opened"], max(units) + 1)
-        free = {*state["free"], *range(state["opened"], opened)} - units
-        return {"opened": opened, "next_lease_id": state["next_lease_id"], "free": sorted(free)}
-
-    @classmethod
-    def restore(cls, state: Mapping[str, Any]) -> "Ledger":
-        return cls(opened=state["opened"], next_lease_id=state["next_lease_id"], uncounted=set(state["free"]))

@@ -24,7 +24,7 @@ such as a rare token's row, would move by that lane's part of the step alone, an
 gradients would slow down all of them. The sum of gradients has neither fault, and their squares are as noisy as those
 of the whole step.
 
-On the wire numbers have 8 bits (`compact.py`), weights and squares 16: a lane starts near the state of record, and what
+On the wire numbers have 8 bits (`compact.py`), weights 16: a lane starts near the state of record, and what
 it gives is a difference to where it started. So errors do not add up, and nothing has to be remembered about them.
 With one step of plain gradient descent, and 32 bits, it is the exact strategy.
 
@@ -251,7 +251,7 @@ class WindowsMerge:
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """No square is negative: its root would be no number, at every worker, for the rest of the run."""
         del num_units
-        return all(bool((tensor >= 0).all()) for name, tensor in tensors.items() if name.startswith(SQUARES))
+        return all(bool((expanded(tensors, name) >= 0).all()) for name in tensors if name.startswith(SQUARES))
 
     def update(self) -> Mapping[str, Tensor]:
         return self._mean
@@ -290,7 +290,7 @@ def _version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> 
     state = _named(optimizer.state_tensors())
     if bits == 32:
         return {**params, **state}
-    return compacted({**params, **state}, halves=(*params, *SQUARES))
+    return compacted({**params, **state}, halves=tuple(params), squares=SQUARES)
 
 
 def _contribution(
@@ -309,7 +309,7 @@ def _contribution(
         **{GRADIENT + name: gradient for name, gradient in gradients.items()},
         **{SQUARE + name: square for name, square in squares.items()},
     }
-    return whole if bits == 32 else compacted(whole, halves=SQUARES)
+    return whole if bits == 32 else compacted(whole, squares=SQUARES)
 
 
 def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

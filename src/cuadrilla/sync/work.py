@@ -80,15 +80,13 @@ class Work:
 
     def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
         """Lease the first `count` free units; nothing if there is none."""
-        grant = self.ledger.grant(worker, count, version=self.version, at=self.crew.now, exclude=exclude)
-        return self._granted(grant) if grant is not None else []
+        units = sorted(self.ledger.free.difference(exclude))[:count]
+        return self.grant_units(worker, units) if units else []
 
     def grant_units(self, worker: str, units: Sequence[int]) -> list[Action]:
         """Lease these units, which another worker may hold as well."""
-        return self._granted(self.ledger.grant_units(worker, units, version=self.version, at=self.crew.now))
-
-    def _granted(self, grant: Grant) -> list[Action]:
-        self.crew.granted(grant.worker)
+        grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
+        self.crew.granted(worker)
         lease = Lease(
             lease_id=grant.lease_id,
             version=grant.version,
@@ -97,7 +95,7 @@ class Work:
             steps=self.steps,
             whole=len(grant.units) == self.steps * self.rules.units_per_step,
         )
-        return [Send(worker=grant.worker, message=lease)]
+        return [Send(worker=worker, message=lease)]
 
     def tell_version(self, worker: str) -> Action:
         """The one that was committed last."""
@@ -216,7 +214,7 @@ class Rounds:
 
     def due(self, work: Work) -> Merge | None:
         """The next version, if it can be made of the answers that are here."""
-        return None if work.ledger.outstanding else work.merge()
+        return None if work.ledger.uncounted else work.merge()
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
         """Whether its units are never leased in smaller parts."""

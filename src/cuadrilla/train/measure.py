@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -17,17 +18,18 @@ from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.sync.windows import Windows
 from cuadrilla.train.setup import equip, make_model_to_train, make_task
 
-LEASE_SECONDS, NUM_LEASES = 2.0, 3
-MAX_UNITS = 4096
-"""Of a lease."""
+LEASE_SECONDS, LEASE_UNITS, NUM_LEASES = 2.0, 4096, 3
+"""At most, of a lease; and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What `measure` finds."""
+    """`used_bytes`: of the device's memory at most; on a processor of this process. `saved_bytes`: of a checkpoint."""
 
     tokens_per_second: float
     device: str
+    used_bytes: int
+    saved_bytes: int
     num_weights: int
     total_tokens: int
     work: Workload
@@ -52,10 +54,13 @@ def _measure(config: Config, folder: Path) -> Measured:
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)
     windows = Windows(steps=2)
+    used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
     return Measured(
         tokens_per_second=tokens_per_second,
         device=str(device),
+        used_bytes=used,
+        saved_bytes=_size(Windows(steps=2, bits=32).versions_like(model, recipe)[0]),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
@@ -118,7 +123,7 @@ class _Leases:
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
             self.rates.append(self.units / (time.monotonic() - self.began))
-            self.units = min(max(1, round(LEASE_SECONDS * self.rates[-1])), MAX_UNITS)
+            self.units = min(max(1, round(LEASE_SECONDS * self.rates[-1])), LEASE_UNITS)
 
     def interrupted(self) -> bool:
         return False

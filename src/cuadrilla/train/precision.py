@@ -58,7 +58,9 @@ def has_accelerator() -> bool:
 def choose_device(requested: str) -> torch.device:
     """The device to compute on; `auto` takes cuda, xpu, mps, cpu in that order. Raises DeviceError."""
     numbers = {"cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}
-    available = [name for kind, number in numbers.items() if number for name in (kind, *_numbered(kind, number))]
+    available = [
+        name for kind, number in numbers.items() if number for name in (kind, *(f"{kind}:{i}" for i in range(number)))
+    ]
     available += ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
     if requested != "auto" and requested not in available:
         raise DeviceError(
@@ -68,10 +70,6 @@ def choose_device(requested: str) -> torch.device:
             devices=", ".join(available),
         )
     return torch.device(available[0] if requested == "auto" else requested)
-
-
-def _numbered(kind: str, number: int) -> list[str]:
-    return [f"{kind}:{index}" for index in range(number)]
 
 
 def choose_precision(requested: str, *, device: torch.device) -> Precision:

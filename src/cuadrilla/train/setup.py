@@ -26,7 +26,7 @@ from cuadrilla.plan.share import share_units
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
-from cuadrilla.sync.coordinator import Coordinator
+from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
@@ -297,8 +297,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=crew.hung_after_seconds if crew else None,
     )
-    rounds = equipment.strategy.rounds(share=share_units)
-    made = Coordinator.restore(state, rules=rules, rounds=rounds) if state else Coordinator(rules=rules, rounds=rounds)
+    made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds(share=share_units))
     # An answer to a lease of an earlier process must never fit one of this process.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
     return made

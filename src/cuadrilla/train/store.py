@@ -20,7 +20,6 @@ from torch import Tensor
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
 from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, write_json
-from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
@@ -139,8 +138,7 @@ class Store:
                 self.merge.load_update(record.update, steps=header["steps"])
                 factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
                 row |= {"lr_factor": factor}
-            ledger = Ledger.redone(state["ledger"], header["units"])
-            state = {"version": version, "tokens": header["tokens"], "ledger": ledger}
+            state = {"version": version, "tokens": header["tokens"]}
         if redone := state["version"] - before:
             logged = any(row["version"] == state["version"] for row in read_jsonl(self.run.metrics))
             self.unlogged = None if logged else row
