@@ -23,9 +23,10 @@ import transformers
 
 from bench.common import report
 from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.model.generate import for_inference, generate, generate_batch
+from cuadrilla.model.generate import generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config, Linear
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.trained import load_trained
@@ -105,10 +106,9 @@ class Pair:
         self.theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
         self.theirs.to(dtype).eval()
         ours.compute_dtype = dtype
-        self.ours = for_inference(ours)  # once, as theirs is cast once
-        generator = torch.Generator().manual_seed(arguments.seed)
-        shape = (max(arguments.batch, 1), arguments.prompt_tokens)
-        self.prompts = torch.randint(ours.config.vocab_size, shape, generator=generator)
+        self.ours = InferenceModel(ours)  # once, as theirs is cast once
+        torch.manual_seed(arguments.seed)
+        self.prompts = torch.randint(ours.config.vocab_size, (max(arguments.batch, 1), arguments.prompt_tokens))
         self.sampling = Sampling(temperature=0, max_tokens=arguments.new_tokens)
         self.batch, self.repeats = arguments.batch, arguments.repeats
         self.num_bytes = num_weights(ours) * dtype.itemsize

@@ -2,15 +2,15 @@
 
 import torch
 
-from cuadrilla.model.generate import for_inference
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.inference import InferenceModel
 
 
-def decided_model(*, vocabulary: int, context: int, seed: int = 0) -> GPT2:
+def decided_model(*, vocabulary: int, context: int, seed: int = 0) -> InferenceModel:
     """Ready to generate."""
     torch.manual_seed(seed)
     made = GPT2(GPT2Config(vocab_size=vocabulary, context=context, layers=2, heads=4, width=32)).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    return for_inference(made)
+    return InferenceModel(made)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from torch import nn
 
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import for_inference, generate_text
+from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import resolve
@@ -76,8 +76,7 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
 def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:
     room = Room(slots=2, waiting=2)
     served = {
-        name: ServedModel(name=name, opened=opened, ready=for_inference(opened.model), room=room)
-        for name, opened in models.items()
+        name: ServedModel(name=name, opened=opened, ready=opened.ready, room=room) for name, opened in models.items()
     }
     return Service(models=Models(served), predictors=Predictors(predictors or {}), most_seconds=300)
 

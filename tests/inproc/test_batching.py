@@ -15,7 +15,7 @@ import torch
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ResourceError
 from cuadrilla.model.generate import generate
-from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.app import Service
@@ -35,13 +35,13 @@ WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), S
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT2:
+def model() -> InferenceModel:
     return decided_model(vocabulary=VOCABULARY, context=CONTEXT)
 
 
 @asynccontextmanager
-async def batcher(model: GPT2, *, slots: int = 4, waiting: int = 100) -> AsyncIterator[Batcher]:
-    made = Batcher(model, slots=slots, most_waiting=waiting, prefix_bytes=2**20)
+async def batcher(model: InferenceModel, *, slots: int = 4, waiting: int = 100) -> AsyncIterator[Batcher]:
+    made = Batcher(model, slots=slots, most_waiting=waiting)
     try:
         yield made
     finally:
@@ -53,7 +53,7 @@ async def tokens_of(call: Call) -> list[int]:
 
 
 @pytest.mark.parametrize("clients", [4, 64])
-def test_clients_that_come_and_go_at_random(model: GPT2, clients: int) -> None:
+def test_clients_that_come_and_go_at_random(model: InferenceModel, clients: int) -> None:
     """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not."""
     chance = random.Random(clients)
     shared = [chance.randrange(VOCABULARY) for _ in range(40)]
@@ -94,7 +94,7 @@ async def until_idle(service: Batcher) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_who_leaves_while_waiting_never_gets_a_slot(model: GPT2) -> None:
+def test_who_leaves_while_waiting_never_gets_a_slot(model: InferenceModel) -> None:
     async def scene() -> None:
         async with batcher(model, slots=1) as service:
             first, second, third = service.submit([Row([number], GREEDY) for number in (1, 2, 3)])
@@ -106,7 +106,7 @@ def test_who_leaves_while_waiting_never_gets_a_slot(model: GPT2) -> None:
     asyncio.run(scene())
 
 
-def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: GPT2) -> None:
+def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: InferenceModel) -> None:
     async def scene() -> None:
         async with batcher(model, slots=2, waiting=1) as service:
             calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(3)])
@@ -122,7 +122,7 @@ def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: GPT2) -> None:
     asyncio.run(scene())
 
 
-def test_a_row_without_anything_to_do_ends_at_once(model: GPT2) -> None:
+def test_a_row_without_anything_to_do_ends_at_once(model: InferenceModel) -> None:
     async def scene() -> None:
         async with batcher(model) as service:
             (call,) = service.submit([Row([1], replace(GREEDY, max_tokens=0))])
@@ -131,11 +131,13 @@ def test_a_row_without_anything_to_do_ends_at_once(model: GPT2) -> None:
     asyncio.run(scene())
 
 
-def test_a_step_that_fails_ends_its_calls_and_not_the_service(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_ends_its_calls_and_not_the_service(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
         async with batcher(model, slots=1) as service:
             with monkeypatch.context() as patch:
-                patch.setattr(service._model, "read_cached", _out_of_memory)
+                patch.setattr(service._model, "read", _out_of_memory)
                 (first,) = service.submit([Row([1], GREEDY)])
                 assert [(step.token, step.reason) async for step in first] == [(None, "error")]
             assert len(await tokens_of(service.submit([Row([1], GREEDY)])[0])) == 20
@@ -143,12 +145,14 @@ def test_a_step_that_fails_ends_its_calls_and_not_the_service(model: GPT2, monke
     asyncio.run(scene())
 
 
-def test_a_thread_that_cannot_begin_leaves_nobody_waiting(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_begin_leaves_nobody_waiting(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed: list[type[BaseException] | None] = []
     monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_type))
 
     async def scene() -> None:
-        monkeypatch.setattr(GPT2, "new_cache", _out_of_memory)
+        monkeypatch.setattr(InferenceModel, "new_cache", _out_of_memory)
         async with batcher(model) as service:
             async with asyncio.timeout(30):
                 with contextlib.suppress(Refusal):  # it may be gone already
@@ -183,7 +187,7 @@ def test_a_text_that_cannot_fit_is_refused_unread_and_long_ones_are_read_one_by_
     context = len(tokenizer.encode(long))
     model = decided_model(vocabulary=tokenizer.vocab_size, context=context)
     opened = LanguageModel(
-        model=model, tokenizer=tokenizer, device=torch.device("cpu"),
+        model=model.model, tokenizer=tokenizer, device=torch.device("cpu"),
         precision=choose_precision("fp32", device=torch.device("cpu")),
         tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
@@ -204,12 +208,14 @@ def test_a_text_that_cannot_fit_is_refused_unread_and_long_ones_are_read_one_by_
     asyncio.run(scene())
 
 
-def test_a_model_without_room_for_its_slots_does_not_start(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_room_for_its_slots_does_not_start(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that started before it ends with it."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     tokenizer = Tokenizer.train(["Había una vez"] * 9, vocab_size=270)
     opened = LanguageModel(
-        model=model, tokenizer=tokenizer, device=torch.device("cpu"),
+        model=model.model, tokenizer=tokenizer, device=torch.device("cpu"),
         precision=choose_precision("fp32", device=torch.device("cpu")),
         tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
@@ -233,9 +239,9 @@ def _out_of_memory(*_given: object, **_named: object) -> None:
     raise RuntimeError("not enough memory: you tried to allocate 2 bytes")
 
 
-def test_closing_ends_who_is_there_and_who_waits(model: GPT2) -> None:
+def test_closing_ends_who_is_there_and_who_waits(model: InferenceModel) -> None:
     async def scene() -> None:
-        service = Batcher(model, slots=1, most_waiting=5, prefix_bytes=0)
+        service = Batcher(model, slots=1, most_waiting=5)
         calls = service.submit([Row([1], replace(GREEDY, max_tokens=60)) for _ in range(3)])
         await service.close()
         for call in calls:

@@ -15,7 +15,7 @@ import openai
 import pytest
 import torch
 
-from cuadrilla.model.generate import for_inference, generate
+from cuadrilla.model.generate import generate
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.trained import LanguageModel, load_trained, open_model
@@ -57,7 +57,7 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
     ids = model.tokenizer.encode(prompt)
     sampling = Sampling(temperature=0, max_tokens=tokens, stop_ids=(model.tokenizer.end_of_text,))
-    return model.tokenizer.decode(list(generate(for_inference(model.model), ids, sampling=sampling)))
+    return model.tokenizer.decode(list(generate(model.ready, ids, sampling=sampling)))
 
 
 def test_completions_of_openais_library(client: openai.OpenAI, model: LanguageModel) -> None:

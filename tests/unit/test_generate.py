@@ -12,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.model import gpt2, ready
+from cuadrilla.model import inference
 from cuadrilla.model.generate import (
     TextStream,
-    for_inference,
     generate,
     generate_batch,
     generate_text,
 )
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, state_to_hf
-from cuadrilla.model.kernels import has_onednn
+from cuadrilla.model.inference import InferenceModel, KVCache, for_inference
 from cuadrilla.model.sampling import Sampling, choose
 
 pytestmark = pytest.mark.unit
@@ -125,53 +124,34 @@ def test_stop_ids_and_length_are_told_apart() -> None:
     assert all_of(model, [5, 9, 2], replace(GREEDY, max_tokens=0)) == ([], "length")
 
 
-@pytest.mark.parametrize("steps", [[3, 1, 1], [1, 4]])
-def test_positions_read_in_parts_give_the_logits_of_the_whole(steps: list[int]) -> None:
-    model = make()
-    ids = torch.randint(VOCABULARY, (2, sum(steps)), generator=torch.Generator().manual_seed(0))
-    cache = model.new_cache(2, 16)
-    with torch.no_grad():
-        for part in ids.split(steps, dim=1):
-            logits = model.forward_cached(part, cache)
-        torch.testing.assert_close(logits, model(ids)[:, -1], atol=1e-4, rtol=1e-4)
+def read_in_parts(copy: InferenceModel, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+    """The logits behind the last position of each row, read up to `ends[b]` and then token by token."""
+    cache = copy.new_cache(len(rows), rows.shape[1])
+    x_NC = copy.read(
+        cache, [(slot, row[:end].tolist()) for slot, (row, end) in enumerate(zip(rows, ends, strict=True))]
+    )
+    last = {slot: x_NC[sum(ends[: slot + 1]) - 1] for slot in range(len(rows))}
+    while parts := [
+        (slot, [int(row[cache.lengths[slot]])]) for slot, row in enumerate(rows) if slot_has_more(cache, slot)
+    ]:
+        last |= dict(zip((slot for slot, _ in parts), copy.read(cache, parts), strict=True))
+    return copy.logits(torch.stack([last[slot] for slot in range(len(rows))]))
 
 
-def test_rows_of_unequal_lengths_may_read_several_positions_at_once() -> None:
-    model = make()
-    long, short = torch.arange(1, 9), torch.arange(20, 25)
-    cache = model.new_cache(2, 16)
-    with torch.no_grad():
-        model.forward_cached(
-            torch.stack([long[:5], torch.cat([short[:2], torch.zeros(3, dtype=torch.long)])]), cache, counts=[5, 2]
-        )
-        assert cache.lengths == [5, 2]
-        logits = model.forward_cached(torch.stack([long[5:], short[2:]]), cache)
-        for row, ids in enumerate((long, short)):
-            torch.testing.assert_close(logits[row], model(ids[None])[0, -1], atol=1e-4, rtol=1e-4)
-
-
-def test_bf16_generates_what_bf16_reading_gives() -> None:
-    """The inference copy holds packed weights; its logits must be those of the model up to bf16's rounding."""
-    model = make(dtype=torch.bfloat16)
-    copy = for_inference(model)
-    ids = torch.tensor([[5, 9, 2, 77, 31]])
-    with torch.no_grad():
-        expected = model(ids)[0, -1]
-        found = copy.forward_cached(ids, copy.new_cache(1, 8))[0]
-    assert ((found - expected).norm() / expected.norm()).item() < 0.02
-    assert for_inference(copy) is copy
-    assert list(generate(copy, [5, 9], sampling=GREEDY)) == list(generate(model, [5, 9], sampling=GREEDY))
+def slot_has_more(cache: KVCache, slot: int) -> bool:
+    return cache.lengths[slot] < cache.k_LBHSD.shape[3]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_amd", [True, False])
 @pytest.mark.parametrize("has_amx", [True, False])
+@pytest.mark.parametrize("bytes_per_call", [10**9, 0])
 def test_whatever_a_copy_computes_with_gives_the_models_logits(
-    monkeypatch: pytest.MonkeyPatch, has_amx: bool, is_amd: bool, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, has_amx: bool, is_amd: bool, dtype: torch.dtype, bytes_per_call: int
 ) -> None:
-    if not has_onednn(torch.device("cpu"), dtype):
-        pytest.skip(f"this processor has no oneDNN for {dtype}")
-    monkeypatch.setattr(ready, "is_amd", lambda: is_amd)
+    """Rows of unequal lengths, in parts, together and one by one."""
+    monkeypatch.setattr(inference, "is_amd", lambda: is_amd)
+    monkeypatch.setattr(inference, "BYTES_PER_CALL", bytes_per_call)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     model = make(dtype=dtype)
     copy = for_inference(model)
@@ -179,33 +159,16 @@ def test_whatever_a_copy_computes_with_gives_the_models_logits(
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     with torch.no_grad():
         expected = model(ids)[:, -1]
-        cache, alone = copy.new_cache(3, 9), copy.new_cache(1, 9)
-        assert cache.k_LBHSD.dtype == (dtype if has_amx else torch.float32)
-        for part in ids.split([4, 4, 1], dim=1):
-            logits = copy.forward_cached(part, cache)
-            logits_of_one = copy.forward_cached(part[:1], alone)
-    assert (logits - expected).norm() < tolerance * expected.norm()
-    assert (logits_of_one - expected[:1]).norm() < tolerance * expected[:1].norm()
+        assert copy.new_cache(3, 9).k_LBHSD.dtype == (dtype if has_amx else torch.float32)
+        for ends in ([4, 4, 4], [2, 8, 5], [1, 1, 9]):
+            assert (read_in_parts(copy, ids, ends) - expected).norm() < tolerance * expected.norm()
+        alone = read_in_parts(copy, ids[:1], [3])
+        cache = copy.new_cache(2, 9)
+        copy.read(cache, [(1, ids[1, :2].tolist())])
+        x_NC = copy.read(cache, [(0, ids[0].tolist()), (1, ids[1, 2:].tolist())])  # the second one's second part
+    assert (alone - expected[:1]).norm() < tolerance * expected[:1].norm()
+    assert (copy.logits(x_NC[[8, 15]]) - expected[:2]).norm() < tolerance * expected[:2].norm()
     assert for_inference(copy) is copy
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_unequal_lengths_are_read_alike_one_by_one_and_together(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second way is for caches in which the first would read much in vain."""
-    copy = for_inference(make(dtype=dtype))
-    ids = torch.randint(VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1))
-    found = []
-    for most_bytes in (10**9, 0):
-        monkeypatch.setattr(gpt2, "BYTES_PER_CALL", most_bytes)
-        cache = copy.new_cache(3, 14)
-        with torch.no_grad():
-            copy.forward_cached(ids, cache, counts=[2, 12, 5])
-            assert cache.next_step(1).is_ragged == (not most_bytes)
-            assert not cache.next_step(2).is_ragged
-            found.append([copy.forward_cached(ids[:, :1], cache) for _ in range(2)][-1])
-    assert (found[0] - found[1]).norm() < (1e-5 if dtype == torch.float32 else 0.02) * found[0].norm()
 
 
 def test_generating_leaves_the_model_as_it_was() -> None:

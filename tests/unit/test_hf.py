@@ -12,9 +12,10 @@ import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, ResourceError
-from cuadrilla.model.generate import for_inference, generate_batch
+from cuadrilla.model.generate import generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
+from cuadrilla.model.inference import for_inference
 from cuadrilla.model.sampling import Sampling
 from tests.conftest import SMALL_DISK_BYTES
 

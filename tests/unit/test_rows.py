@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from cuadrilla.errors import ConfigError
 from cuadrilla.model import rows as module
 from cuadrilla.model.generate import generate
-from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.prefixes import LEAST_TOKENS, Prefixes
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Row, Rows, Score
 from cuadrilla.model.sampling import Sampling
 from tests.decided import decided_model
@@ -29,17 +28,17 @@ WAYS = (
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT2:
+def model() -> InferenceModel:
     return decided_model(vocabulary=VOCABULARY, context=CONTEXT)
 
 
-def alone(model: GPT2, prompt: list[int], sampling: Sampling) -> list[int]:
+def alone(model: InferenceModel, prompt: list[int], sampling: Sampling) -> list[int]:
     return list(generate(model, prompt, sampling=sampling))
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31), slots=st.integers(1, 6), read_tokens=st.sampled_from([1, 7, 2048]))
-def test_whoever_joins_and_leaves_beside_it(model: GPT2, seed: int, slots: int, read_tokens: int) -> None:
+def test_whoever_joins_and_leaves_beside_it(model: InferenceModel, seed: int, slots: int, read_tokens: int) -> None:
     """Prompts longer than the context among them, and rows that slide; some leave before their end."""
     chance = random.Random(seed)
     waiting, held, expected, leaving = [], Rows(model, slots=slots), {}, {}
@@ -71,7 +70,9 @@ def test_whoever_joins_and_leaves_beside_it(model: GPT2, seed: int, slots: int, 
         assert row.reason == ("length" if len(row.generated) == row.sampling.max_tokens else "stop")
 
 
-def test_who_generates_waits_for_a_part_of_a_prompt_only(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_generates_waits_for_a_part_of_a_prompt_only(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "READ_TOKENS", 4)
     rows = Rows(model, slots=2)
     first, second = (Row([1] * length, Sampling(temperature=0, max_tokens=30)) for length in (2, 19))
@@ -87,25 +88,14 @@ def test_who_generates_waits_for_a_part_of_a_prompt_only(model: GPT2, monkeypatc
     assert steps == 5  # 19 tokens in parts of 4
 
 
-def test_nothing_is_computed_for_free_slots(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[tuple[int, ...]] = []
-    whole = model.read_cached
+def test_what_one_reads_and_others_generate_takes_one_pass(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is computed for free slots."""
+    sizes: list[list[int]] = []
+    whole = model.read
     monkeypatch.setattr(
-        model, "read_cached", lambda ids, cache, **more: shapes.append(tuple(ids.shape)) or whole(ids, cache, **more)
-    )
-    rows = Rows(model, slots=8)
-    for length in (1, 2, 3):
-        rows.join(Row([7] * 5, Sampling(temperature=0, max_tokens=length)))
-    while len(rows):
-        rows.step()
-    assert shapes == [(3, 5), (2, 1), (1, 1)]
-
-
-def test_what_one_reads_and_others_generate_takes_one_pass(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[list[tuple[int, ...]]] = []
-    whole = model.read_together
-    monkeypatch.setattr(
-        model, "read_together", lambda given: sizes.append([tuple(each.ids_BT.shape) for each in given]) or whole(given)
+        model, "read", lambda cache, parts: sizes.append([len(tokens) for _, tokens in parts]) or whole(cache, parts)
     )
     rows = Rows(model, slots=8)
     joining = [Row([7] * length, Sampling(temperature=0, max_tokens=4)) for length in (2, 5, 3)]
@@ -115,28 +105,12 @@ def test_what_one_reads_and_others_generate_takes_one_pass(model: GPT2, monkeypa
         rows.join(row)
     while len(rows):
         rows.step()
-    assert sizes == [[(1, 2)], [(1, 1), (2, 5)], [(3, 1)], [(3, 1)], [(2, 1)]]
+    assert sizes == [[2], [1, 5, 3], [1, 1, 1], [1, 1, 1], [1, 1]]
     for row in joining:
         assert row.generated == alone(model, row.tokens[: -len(row.generated)], row.sampling)
 
 
-def test_what_a_step_reads_is_bounded_by_how_long_it_takes() -> None:
-    pace = module.ReadPace()
-    assert pace.most_read(reading=1, generating=0) == pace.most_read(reading=1, generating=9) == 256  # not known yet
-    pace.add(tokens=100, beside=False, seconds=0.1)
-    assert pace.most_read(reading=1, generating=0) == 400  # 0.4 s, in which nobody can join or leave
-    assert pace.most_read(reading=1, generating=9) == 50
-    assert pace.most_read(reading=4, generating=2) == 100
-    for _ in range(30):
-        pace.add(tokens=0, beside=True, seconds=0.05)
-        pace.add(tokens=100, beside=True, seconds=0.1)
-    assert pace.most_read(reading=1, generating=9) == pytest.approx(100, abs=1)  # a step takes 0.05 s longer for 100
-    for _ in range(30):
-        pace.add(tokens=100, beside=True, seconds=10.0)
-    assert pace.most_read(reading=1, generating=9) == module.LEAST_READ_TOKENS
-
-
-def test_what_no_row_can_be(model: GPT2) -> None:
+def test_what_no_row_can_be(model: InferenceModel) -> None:
     with pytest.raises(ConfigError, match="no tokens"):
         Row([], WAYS[0])
     with pytest.raises(ConfigError, match="stop strings"):
@@ -148,23 +122,12 @@ def test_what_no_row_can_be(model: GPT2) -> None:
     assert Row([1], replace(WAYS[0], max_tokens=0)).reason == "length"
 
 
-def first_draws(seed: int) -> list[float]:
-    row = Row([1], Sampling(seed=seed))
-    found = [row.draw]
-    for _ in range(99):
-        row.tokens.append(1)
-        found.append(row.draw)
-    return found
-
-
 def test_every_bit_of_a_seed_counts() -> None:
     seeds = [3, *(3 + 2**bit for bit in range(3, 64)), -3, -(2**63), 2**63 - 1]
-    found = {tuple(first_draws(seed)) for seed in seeds}
-    assert len(found) == len(seeds)
-    assert all(0 <= number < 1 for draws in found for number in draws)
-    assert first_draws(2**40 + 5) == first_draws(2**40 + 5)
-    old = torch.rand(64, generator=torch.Generator().manual_seed(7)).clamp(max=1 - 2**-20).tolist()
-    assert first_draws(7)[:64] == old  # those below 2**32 are as they always were: old samples can be made again
+    found = {seed: Row([1], Sampling(seed=seed)).draw() for seed in seeds}
+    assert len(set(found.values())) == len(seeds)
+    assert all(0 <= number < 1 for number in found.values())
+    assert Row([1], Sampling(seed=3)).draw() == found[3]
 
 
 def finished(rows: Rows, *joining: Row) -> None:
@@ -174,62 +137,14 @@ def finished(rows: Rows, *joining: Row) -> None:
         rows.step()
 
 
-@pytest.fixture(scope="module")
-def long_model() -> GPT2:
-    return decided_model(vocabulary=VOCABULARY, context=128, seed=1)
-
-
-def test_what_prompts_share_is_read_once(long_model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = random.Random(5)
-    history = [chance.randrange(VOCABULARY) for _ in range(70)]
-    read: list[int] = []
-    whole = long_model.read_cached
-    monkeypatch.setattr(
-        long_model, "read_cached", lambda ids, cache, **more: read.append(ids.numel()) or whole(ids, cache, **more)
-    )
-    rows = Rows(long_model, slots=3, prefixes=Prefixes(most_bytes=2**20))
-    sampling = Sampling(temperature=0, max_tokens=6)
-    prompts = [history, [*history, 3, 4, 5], [*history[:50], 9], list(history), [1, *history]]
-    for prompt, expected in zip(prompts, (70, 3, 1, 1, 71), strict=True):
-        read.clear()
-        row = Row(list(prompt), sampling)
-        finished(rows, row)
-        assert read[0] == expected
-        with monkeypatch.context() as patch:
-            patch.setattr(long_model, "read_cached", whole)
-            assert row.generated == alone(long_model, prompt, sampling)
-
-
-def test_prefixes_stay_within_their_bytes() -> None:
-    def keys(length: int) -> torch.Tensor:
-        return torch.zeros(2, 4, length, 8)
-
-    each = 2 * keys(40).nbytes
-    kept = Prefixes(most_bytes=2 * each)
-    first, second, third = ([number] * 40 for number in (1, 2, 3))
-    for tokens in (first, second):
-        kept.keep(tokens, keys(50), keys(50))
-    assert kept.find([*first, 7])[0] == 40
-    kept.keep(third, keys(50), keys(50))
-    assert kept.num_bytes == 2 * each
-    assert [kept.find(tokens)[0] for tokens in (first, second, third)] == [40, 0, 40]
-    kept.keep([*third, 3], keys(50), keys(50))  # instead of `third`, which it continues
-    assert kept.find([*third, 3])[0] == 41
-    assert kept.num_bytes <= 2 * each
-    kept.keep([9] * 500, keys(500), keys(500))
-    assert kept.find([9] * 500)[0] == 0
-    kept.keep([8] * (LEAST_TOKENS - 1), keys(50), keys(50))
-    assert kept.find([8] * 40)[0] == 0
-
-
-def test_scores_are_the_models_log_probabilities(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_the_models_log_probabilities(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a prompt that is read in parts, beside rows that nobody scores, whatever is sampled from."""
     monkeypatch.setattr(module, "READ_TOKENS", 5)
     sampling = Sampling(temperature=0.7, top_k=5, max_tokens=6, seed=3, presence_penalty=1.0, frequency_penalty=0.5)
     row = Row([5, 6, 7, 8, 9, 10, 11], sampling, num_top=3, scores_prompt=True)
     finished(Rows(model, slots=3), Row([4] * 9, WAYS[0]), row, Row([2], WAYS[3]))
     with torch.no_grad():
-        logprobs_TV = torch.log_softmax(model(torch.tensor([row.tokens]))[0], -1)
+        logprobs_TV = torch.log_softmax(model.model(torch.tensor([row.tokens]))[0], -1)
     expected = [
         Score(token, float(logprobs_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
         for token, logprobs_V in zip(row.tokens[1:], logprobs_TV, strict=False)
@@ -242,13 +157,13 @@ def test_scores_are_the_models_log_probabilities(model: GPT2, monkeypatch: pytes
         assert [value for _, value in found.top] == pytest.approx([value for _, value in wanted.top], abs=1e-4)
 
 
-def test_a_prompt_alone_is_scored(model: GPT2) -> None:
+def test_a_prompt_alone_is_scored(model: InferenceModel) -> None:
     row = Row([5, 6, 7], Sampling(max_tokens=0), num_top=0, scores_prompt=True)
     finished(Rows(model, slots=1), row)
     assert (row.reason, row.generated, len(row.prompt_scores), row.scores) == ("length", [], 2, [])
 
 
-def test_penalties_lower_what_was_generated(model: GPT2) -> None:
+def test_penalties_lower_what_was_generated(model: InferenceModel) -> None:
     logits_V = torch.zeros(VOCABULARY)
     row = Row([5], Sampling(presence_penalty=0.5, frequency_penalty=0.25))
     for token in (7, 8, 7):
@@ -263,13 +178,13 @@ def test_penalties_lower_what_was_generated(model: GPT2) -> None:
         Sampling(frequency_penalty=float("nan"))
 
 
-def test_numbers_that_are_not_finite_end_their_row_only(model: GPT2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_not_finite_end_their_row_only(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(model, slots=2)
     good, bad = Row([5, 6], Sampling(temperature=0, max_tokens=8)), Row([7, 8], Sampling(temperature=0, max_tokens=8))
     rows.join(good)
     rows.join(bad)
     rows.step()
-    rows._cache.v_LBHSD[:, rows._rows.index(bad)] = float("nan")
+    rows._cache.v_LBHSD[:, bad.slot] = float("nan")
     while len(rows):
         rows.step()
     assert (bad.reason, len(bad.generated)) == ("error", 1)

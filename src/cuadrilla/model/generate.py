@@ -10,16 +10,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import torch
-
 from cuadrilla.errors import CheckpointError
-from cuadrilla.model.gpt2 import GPT2, Linear
-from cuadrilla.model.kernels import has_onednn
-from cuadrilla.model.ready import ReadyLinear
+from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.inference import InferenceModel, for_inference
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """That are continued at the same time: more take memory, and are hardly faster."""
 REPLACEMENT = "\ufffd"
 
@@ -36,7 +33,9 @@ class TextTokenizer(Protocol):
     def bytes_of(self, token: int) -> bytes: ...
 
 
-def generate(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Generator[int, None, Reason]:
+def generate(
+    model: GPT2 | InferenceModel, prompt_ids: list[int], *, sampling: Sampling
+) -> Generator[int, None, Reason]:
     """Continue a prompt. Yields ids, returns why it ended. Stop strings need text: see `generate_text`.
 
     Raises CheckpointError if the model's numbers are not finite.
@@ -53,7 +52,7 @@ def generate(model: GPT2, prompt_ids: list[int], *, sampling: Sampling) -> Gener
     return row.reason
 
 
-def generate_batch(model: GPT2, prompts: list[list[int]], *, sampling: Sampling) -> list[list[int]]:
+def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sampling: Sampling) -> list[list[int]]:
     """Continue many prompts together: as `generate` with the seed `sampling.seed + i` for prompt i."""
     all_rows = [
         Row(list(prompt), replace(sampling, seed=sampling.seed + number)) for number, prompt in enumerate(prompts)
@@ -77,13 +76,13 @@ def _check(row: Row) -> None:
         )
 
 
-def _rows_for(model: GPT2, all_rows: Sequence[Row]) -> Rows:
+def _rows_for(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Rows:
     longest = max(len(row.tokens) + row.sampling.max_tokens for row in all_rows)
-    return Rows(for_inference(model), slots=min(len(all_rows), MOST_ROWS), capacity=longest)
+    return Rows(for_inference(model), slots=min(len(all_rows), MAX_ROWS), capacity=longest)
 
 
 def generate_text(
-    model: GPT2, tokenizer: TextTokenizer, prompt: str, *, sampling: Sampling
+    model: GPT2 | InferenceModel, tokenizer: TextTokenizer, prompt: str, *, sampling: Sampling
 ) -> Generator[str, None, Reason]:
     """Continue a text in pieces; ends at the end-of-text token too. An empty prompt begins a new document."""
     stop_ids = (*sampling.stop_ids, tokenizer.end_of_text)
@@ -147,28 +146,3 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
-
-
-def for_inference(model: GPT2) -> GPT2:
-    """A copy that reads its weights as fast as it can, for many tokens; `generate` makes one if it is given none.
-
-    On a CPU with oneDNN it shares the parameters, and holds matrices of its own in another order. Elsewhere it holds
-    weights in the compute dtype, as a cast costs more than a token.
-    """
-    dtype, device = model.compute_dtype, model.transformer.wte.weight.device
-    if model.inference_copy:
-        return model
-    with torch.device("meta"):
-        copy = GPT2(model.config)
-    state = model.state_dict()
-    is_ready = has_onednn(device, dtype)
-    copy.load_state_dict(state if is_ready else {name: value.to(dtype) for name, value in state.items()}, assign=True)
-    if is_ready:
-        copy.head.ready = ReadyLinear(copy.head.weight, None, dtype=dtype)
-        for module in copy.modules():
-            if isinstance(module, Linear):
-                module.ready = ReadyLinear(module.weight, module.bias, dtype=dtype)
-        # With keys in bf16, 124M generate 13 % more on a Xeon with AMX; attention takes 2.8 times as long on an EPYC.
-        copy.narrow_keys = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    copy.compute_dtype, copy.inference_copy = dtype, True
-    return copy.eval()

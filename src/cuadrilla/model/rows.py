@@ -5,42 +5,32 @@ Invariants
   come from a generator of its own, and it reads nothing of other rows.
 * A step is one pass over the model, with the newest tokens of those that generate and parts of the prompts of those
   that read: the weights, whose reading is most of the time on a CPU, are read once for both.
-* A step reads at most `READ_TOKENS` of prompts, and while others generate no more than makes it about `READ_SECONDS`
-  longer, so that nobody waits long for somebody else's prompt; up to `MOST_READ_SECONDS` when more read than generate.
+* A step reads at most `READ_TOKENS` of prompts, so that nobody waits long for somebody else's prompt.
 * When a row fills the context, its last half is read again at position 0 (as GPT-2 has absolute positions, a cache
   cannot be shifted). Of a longer prompt only the last `context` tokens are read.
-* Slots of the cache: rows that generate come first, then those that read. Nothing is computed for free slots.
 * Log probabilities are those of the model: before temperature, penalties and what cuts the distribution.
 
-Letters in tensor names: see `gpt2.py`.
+Letters in tensor names: see `inference.py`.
 """
 
-import math
-import time
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from heapq import heappop, heappush
+from itertools import accumulate, groupby
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.model.gpt2 import GPT2, CachedReading, KVCache, last_of
-from cuadrilla.model.prefixes import Prefixes
-from cuadrilla.model.sampling import Sampling, choose, draws
+from cuadrilla.model.inference import InferenceModel
+from cuadrilla.model.sampling import MAX_DRAW, Sampling, choose
 
 Reason = Literal["stop", "length", "error"]
 """`error`: the model's numbers are not finite."""
-READ_TOKENS = 2048
-LEAST_READ_TOKENS, FIRST_READ_TOKENS = 32, 256
-"""The latter while it is not known how fast prompts are read."""
-LEAST_PART = 0.2
-"""Of a step's time, which prompts are taken to have cost whatever the mean of others says."""
-READ_SECONDS, MOST_READ_SECONDS = 0.05, 0.4
-SCORED_AT_ONCE = 128
-"""Positions of a prompt whose logits are held at a time."""
+READ_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class Row:
     num_top: int | None = None
     scores_prompt: bool = False
     reason: Reason | None = None
+    slot: int = field(init=False, default=-1)
     unread: list[int] = field(init=False, default_factory=list)
     scores: list[Score] = field(init=False, default_factory=list)
     prompt_scores: list[Score] = field(init=False, default_factory=list)
@@ -76,8 +67,7 @@ class Row:
         if not self.tokens:
             raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
         self._num_prompt = len(self.tokens)
-        self._uniform = draws(self.sampling.seed)
-        self._draws: list[float] = []
+        self._random = random.Random(str(self.sampling.seed))  # as text: every bit counts
         self._counts: Counter[int] = Counter()
         if not self.sampling.max_tokens and not self.scores_prompt:
             self.reason = "length"
@@ -86,13 +76,9 @@ class Row:
     def generated(self) -> list[int]:
         return self.tokens[self._num_prompt :]
 
-    @property
     def draw(self) -> float:
-        """The uniform random number that chooses its next token."""
-        number = len(self.tokens) - self._num_prompt
-        if number == len(self._draws):
-            self._draws.append(next(self._uniform))
-        return self._draws[number]
+        """A uniform random number, which chooses its next token."""
+        return min(self._random.random(), MAX_DRAW)
 
     def take(self, token: int) -> int | None:
         """Its next token; None for a stop id, which ends it."""
@@ -118,28 +104,22 @@ class Row:
 class Rows:
     """Up to `slots` rows of at most `capacity` positions each (0: the context). Used by one thread."""
 
-    def __init__(self, model: GPT2, *, slots: int, capacity: int = 0, prefixes: Prefixes | None = None) -> None:
-        """`model`: as `for_inference` gives it. With `prefixes`, what a prompt shares with others is read once."""
-        assert model.inference_copy
+    def __init__(self, model: InferenceModel, *, slots: int, capacity: int = 0) -> None:
         self._model = model
         self._context = model.config.context
         self._cache = model.new_cache(slots, min(capacity or self._context, self._context))
-        self._device = model.transformer.wte.weight.device
         self._rows: list[Row] = []
-        self._num_generating = 0
-        self._prefixes = prefixes
-        self._pace = ReadPace()
+        self._free = list(range(slots))  # a heap: the lowest is taken first
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def free(self) -> int:
-        return len(self._cache.lengths) - len(self._rows)
+        return len(self._free)
 
     def join(self, row: Row) -> None:
         """Raises ConfigError for tokens that the model does not know."""
-        assert self.free
         assert row.reason is None
         vocab_size = self._model.config.vocab_size
         if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
@@ -148,31 +128,14 @@ class Rows:
                 tokens=vocab_size,
                 hint="use the tokenizer that the model was trained with",
             )
-        row.unread = row.tokens[-self._context :]
-        known = self._copy_prefix(row, slot=len(self._rows))
-        self._cache.lengths[len(self._rows)] = known
-        row.unread = row.unread[known:]
+        row.slot = heappop(self._free)
+        self._read_anew(row, row.tokens[-self._context :])
         self._rows.append(row)
-
-    def _copy_prefix(self, row: Row, *, slot: int) -> int:
-        """How many of its tokens need not be read; at least the last one is, for its logits."""
-        if self._prefixes is None or row.scores_prompt:
-            return 0
-        known, prefix = self._prefixes.find(row.unread[:-1])
-        if prefix is not None:
-            self._cache.k_LBHSD[:, slot, :, :known] = prefix.k_LHND[:, :, :known]
-            self._cache.v_LBHSD[:, slot, :, :known] = prefix.v_LHND[:, :, :known]
-        return known
 
     def leave(self, row: Row) -> None:
         """Before its end, or at it: its slot is free at once."""
-        slot = self._rows.index(row)
-        if slot < self._num_generating:
-            self._num_generating -= 1
-            self._move(self._num_generating, slot)
-            slot = self._num_generating
-        self._move(len(self._rows) - 1, slot)
-        self._rows.pop()
+        self._rows.remove(row)
+        heappush(self._free, row.slot)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Row, int | None]]:
@@ -181,137 +144,48 @@ class Rows:
 
         Rows that have ended have left.
         """
-        chosen = self._pass()
+        parts = self._parts()
+        if not parts:
+            return []
+        x_NC = self._model.read(self._cache, [(row.slot, tokens) for row, tokens in parts])
+        rows, last = [], []
+        for (row, tokens), end in zip(parts, accumulate(len(tokens) for _, tokens in parts), strict=True):
+            if row.scores_prompt and not row.generated:
+                self._score_prompt(row, x_NC[end - len(tokens) : end])
+            row.unread = row.unread[len(tokens) :]
+            if not row.unread:
+                rows.append(row)
+                last.append(end - 1)
+        chosen = _chosen(rows, self._model.logits(x_NC[last])) if rows else []
         for row, _ in chosen:
             if row.reason is not None:
                 self.leave(row)
-            elif self._cache.lengths[slot := self._rows.index(row)] == self._context:
-                self._read_again(slot)
+            elif self._cache.lengths[row.slot] == self._context:
+                self._read_anew(row, row.tokens[-max(self._context // 2, 1) :])
+            else:
+                row.unread = row.tokens[-1:]
         return chosen
 
-    def _pass(self) -> list[tuple[Row, int | None]]:
-        """Once through the model, with the newest token of all that generate and a part of each prompt."""
-        began = time.perf_counter()
-        generating = self._rows[: self._num_generating]
-        reading, parts = self._parts()
-        given = [self._reading(0, [row.tokens[-1:] for row in generating])] if generating else []
-        given += [self._reading(len(generating), parts)] if reading else []
-        if not given:
-            return []
-        hidden = self._model.read_together(given)
-        self._cache.lengths[: len(generating) + len(reading)] = [n for each in given for n in each.cache.lengths]
-        last = [hidden[0][:, -1]] if generating else []
-        rows = list(generating)
-        if reading:
-            done = self._take_parts(reading, parts, hidden[-1])
-            last.append(last_of(hidden[-1], [len(part) for part in parts])[done])
-            rows += [reading[place] for place in done]
-        chosen = _chosen(rows, self._model.logits(torch.cat(last))) if rows else []
-        num_read = sum(each.ids_BT.numel() for each in given) - len(generating)
-        self._pace.add(tokens=num_read, beside=bool(generating), seconds=time.perf_counter() - began)
-        return chosen
+    def _parts(self) -> list[tuple[Row, list[int]]]:
+        """The newest token of each row that generates, and of prompts what a step may read, the first one first."""
+        left, parts = READ_TOKENS, []
+        for row in self._rows:
+            length = 1 if len(row.unread) == 1 else min(len(row.unread), left)
+            left -= length if length > 1 else 0
+            if length:
+                parts.append((row, row.unread[:length]))
+        return sorted(parts, key=lambda part: part[0].slot)
 
-    def _parts(self) -> tuple[list[Row], list[list[int]]]:
-        """Who reads in this step, and what."""
-        first, rows = self._num_generating, self._rows[self._num_generating :]
-        most = self._pace.most_read(reading=len(rows), generating=first)
-        rows = rows[:most]
-        if not rows:
-            return [], []
-        room = self._cache.capacity - max(self._cache.lengths[first : first + len(rows)])
-        length = min(max(len(row.unread) for row in rows), max(1, most // len(rows)), room)
-        return rows, [row.unread[:length] for row in rows]
-
-    def _reading(self, first: int, parts: list[list[int]]) -> CachedReading:
-        """Into the slots from `first` on; padding is written behind the shorter ones, and later overwritten."""
-        slots, length = slice(first, first + len(parts)), max(map(len, parts))
-        ids_BT = torch.tensor([part + [0] * (length - len(part)) for part in parts], device=self._device)
-        keys, values = self._cache.k_LBHSD[:, slots], self._cache.v_LBHSD[:, slots]
-        return CachedReading(ids_BT, KVCache(keys, values, self._cache.lengths[slots]), [len(part) for part in parts])
-
-    def _take_parts(self, rows: list[Row], parts: list[list[int]], x_BTC: Tensor) -> list[int]:
-        """They have been read. The places of those whose prompt is now whole, and who generate from now on."""
-        for row, part, x_TC in zip(rows, parts, x_BTC, strict=True):
-            if row.scores_prompt:
-                self._score_prompt(row, x_TC[: len(part)])
-            row.unread = row.unread[len(part) :]
-        done = [place for place, row in enumerate(rows) if not row.unread]
-        for place in done:
-            self._begin(rows[place])
-        return done
-
-    def _begin(self, row: Row) -> None:
-        """Its prompt is read: it generates from now on."""
-        slot = self._rows.index(row)
-        if self._prefixes is not None and self._cache.lengths[slot] == len(row.tokens):
-            self._prefixes.keep(row.tokens, self._cache.k_LBHSD[:, slot], self._cache.v_LBHSD[:, slot])
-        self._swap(slot, self._num_generating)
-        self._num_generating += 1
+    def _read_anew(self, row: Row, tokens: list[int]) -> None:
+        row.unread = tokens
+        self._cache.lengths[row.slot] = 0
 
     def _score_prompt(self, row: Row, x_TC: Tensor) -> None:
         """Of the tokens behind the positions that were just read."""
         first = len(row.tokens) - len(row.unread) + 1
-        targets = row.tokens[first : first + len(x_TC)]
-        for start in range(0, len(targets), SCORED_AT_ONCE):
-            part = targets[start : start + SCORED_AT_ONCE]
-            logits_NV = self._model.logits(x_TC[start : start + len(part)])
-            row.prompt_scores += _scores(logits_NV, part, num_top=row.num_top or 0)
-
-    def _read_again(self, slot: int) -> None:
-        """The row that generates in `slot` has filled the context."""
-        self._num_generating -= 1
-        self._swap(slot, self._num_generating)
-        row = self._rows[self._num_generating]
-        row.unread = row.tokens[-max(self._context // 2, 1) :]
-        self._cache.lengths[self._num_generating] = 0
-
-    def _move(self, source: int, target: int) -> None:
-        """The row of one slot into another one, whose own row is gone."""
-        if source == target:
-            return
-        length = self._cache.lengths[source]
-        for kept in (self._cache.k_LBHSD, self._cache.v_LBHSD):
-            kept[:, target, :, :length] = kept[:, source, :, :length]
-        self._cache.lengths[target] = length
-        self._rows[target] = self._rows[source]
-
-    def _swap(self, one: int, other: int) -> None:
-        if one == other:
-            return
-        lengths = self._cache.lengths
-        length = max(lengths[one], lengths[other])
-        for kept in (self._cache.k_LBHSD, self._cache.v_LBHSD):
-            kept[:, [one, other], :, :length] = kept[:, [other, one], :, :length]
-        lengths[one], lengths[other] = lengths[other], lengths[one]
-        self._rows[one], self._rows[other] = self._rows[other], self._rows[one]
-
-
-class ReadPace:
-    """How long steps take, as running means, and what of prompts a step may therefore read."""
-
-    def __init__(self) -> None:
-        self._tokens_per_second = math.inf
-        """Of prompts: what a step takes longer for them."""
-        self._seconds = 0.0
-        """Of a step without prompts."""
-
-    def most_read(self, *, reading: int, generating: int) -> int:
-        """Tokens of prompts."""
-        seconds = MOST_READ_SECONDS
-        if generating:
-            seconds = min(seconds, READ_SECONDS * max(1.0, reading / generating))
-        most = FIRST_READ_TOKENS if math.isinf(self._tokens_per_second) else self._tokens_per_second * seconds
-        return int(min(READ_TOKENS, max(LEAST_READ_TOKENS, most)))
-
-    def add(self, *, tokens: int, beside: bool, seconds: float) -> None:
-        """Of a step, which read so many tokens of prompts, `beside` generating for others."""
-        if not tokens:
-            self._seconds = 0.7 * self._seconds + 0.3 * seconds if self._seconds else seconds
-        elif tokens >= LEAST_READ_TOKENS:
-            own = max(seconds - self._seconds, seconds * LEAST_PART) if beside else seconds
-            rate = tokens / max(own, 1e-6)
-            known = self._tokens_per_second
-            self._tokens_per_second = rate if math.isinf(known) else 0.7 * known + 0.3 * rate
+        if targets := row.tokens[first : first + len(x_TC)]:
+            logits_NV = self._model.logits(x_TC[: len(targets)])
+            row.prompt_scores += _scores(logits_NV, targets, num_top=row.num_top or 0)
 
 
 def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | None]]:
@@ -343,7 +217,7 @@ def _sampled(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
     tokens = [0] * len(rows)
     for _, group in groupby(sorted(range(len(rows)), key=way), key=way):
         places = list(group)
-        draws_B = torch.tensor([rows[place].draw for place in places], device=logits_BV.device)
+        draws_B = torch.tensor([rows[place].draw() for place in places], device=logits_BV.device)
         logits = logits_BV if len(places) == len(rows) else logits_BV[places]
         ids_B = choose(logits, sampling=rows[places[0]].sampling, draws_B=draws_B)
         for place, token in zip(places, ids_B.tolist(), strict=True):

@@ -16,9 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from cuadrilla.model.generate import for_inference
-from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.prefixes import Prefixes
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.edge import Refusal
@@ -68,15 +66,13 @@ class Busyness:
     busy_slots: int
     waiting: int
     tokens_per_second: float
-    prefix_bytes: int
 
 
 class Batcher:
     """Continues rows of one model. Make it in the event loop that its calls come from; `close` it there."""
 
-    def __init__(self, model: GPT2, *, slots: int, most_waiting: int, prefix_bytes: int) -> None:
-        self._model = for_inference(model)
-        self._prefixes = Prefixes(most_bytes=prefix_bytes)
+    def __init__(self, model: InferenceModel, *, slots: int, most_waiting: int) -> None:
+        self._model = model
         self.context = model.config.context
         self._slots, self._most_waiting = slots, most_waiting
         self._changed = threading.Condition()
@@ -95,7 +91,6 @@ class Batcher:
             busy_slots=len(self._calls),
             waiting=len(self._waiting),
             tokens_per_second=self._rate.value,
-            prefix_bytes=self._prefixes.num_bytes,
         )
 
     @property
@@ -218,7 +213,7 @@ class Batcher:
             self._loop.call_soon_threadsafe(hand_over)
 
     def _new_rows(self) -> Rows:
-        return Rows(self._model, slots=self._slots, prefixes=self._prefixes)
+        return Rows(self._model, slots=self._slots)
 
 
 class Rate:

@@ -17,7 +17,6 @@ GAUGES = {
     "busy_slots": "Sequences that are being continued.",
     "waiting": "Sequences that wait for a slot.",
     "tokens_per_second": "Generated while working, lately.",
-    "prefix_bytes": "Keys and values of prompts that are kept.",
 }
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from cuadrilla.config import LanguageTaskSection
 from cuadrilla.errors import ConfigError, ResourceError
-from cuadrilla.model.generate import for_inference
-from cuadrilla.model.gpt2 import GPT2
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Row
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import read_run_config
@@ -29,7 +28,6 @@ MOST_SLOTS = 64
 PART_OF_MEMORY = 0.25
 """For keys and values, where the number of slots is left open."""
 SLOTS_OF_ONE_WAITING = 16
-PREFIX_BYTES = 256 * 2**20
 NAME = re.compile(r"[\w.-]{1,64}")
 LONG_TEXT = 5_000
 """Characters that are encoded beside the event loop."""
@@ -46,7 +44,6 @@ class Room:
 
     slots: int = 0
     waiting: int = -1
-    prefix_bytes: int = PREFIX_BYTES
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,8 +52,7 @@ class ServedModel:
 
     name: str
     opened: LanguageModel
-    ready: GPT2
-    """As `for_inference` gives it."""
+    ready: InferenceModel
     room: Room
     created: int = field(default_factory=lambda: int(time.time()))
     tokens_per_second: float = 0.0
@@ -84,7 +80,7 @@ class ServedModel:
         _ = self.opened.tokenizer.longest_token  # looks at all tokens, once
         slots = self.room.slots or slots_for(self.opened)
         waiting = max(1, slots // SLOTS_OF_ONE_WAITING) if self.room.waiting < 0 else self.room.waiting
-        batcher = Batcher(self.ready, slots=slots, most_waiting=waiting, prefix_bytes=self.room.prefix_bytes)
+        batcher = Batcher(self.ready, slots=slots, most_waiting=waiting)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(batcher.close)
             with suppress(Refusal):  # its thread has ended already
@@ -191,7 +187,7 @@ def open_served(
         else:
             opened = open_model(path, device=device, newest=newest, precision=precision)
             hold(opened.model)
-            models.append(ServedModel(name=name, opened=opened, ready=for_inference(opened.model), room=room))
+            models.append(ServedModel(name=name, opened=opened, ready=InferenceModel(opened.model), room=room))
     return models, Predictors(predictors)
 
 

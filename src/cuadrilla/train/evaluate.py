@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from cuadrilla.config import EvaluateSection, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import for_inference, generate_batch
+from cuadrilla.model.generate import generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, prefers_good
 from cuadrilla.model.sampling import Sampling
@@ -24,7 +24,6 @@ from cuadrilla.train.sinks import Scalars
 
 EVALUATION_BATCH = 16
 EVALUATIONS_PER_RUN = 10
-STORIES_PER_BATCH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +102,8 @@ def judge_stories(
     """
     end = tokenizer.end_of_text
     sampling = Sampling(temperature=temperature, max_tokens=model.config.context, stop_ids=(end,), seed=seed)
-    ready = for_inference(model)
-    texts: list[str] = []
-    for first in range(0, num_stories, STORIES_PER_BATCH):
-        prompts = [[end]] * min(STORIES_PER_BATCH, num_stories - first)
-        ids = generate_batch(ready, prompts, sampling=replace(sampling, seed=seed + first))
-        texts += [tokenizer.decode(story).strip() for story in ids]
+    stories = generate_batch(model, [[end]] * num_stories, sampling=sampling)
+    texts = [tokenizer.decode(story).strip() for story in stories]
     found = [cuentos.check(text) for text in texts]
     pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
     return {

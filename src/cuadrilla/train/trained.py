@@ -12,9 +12,10 @@ from cuadrilla.config import Config, LanguageTaskSection
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
-from cuadrilla.model.generate import for_inference, generate_text
+from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.sampling import Sampling
@@ -92,9 +93,9 @@ class LanguageModel:
         return generate_text(self.ready, self.tokenizer, prompt, sampling=sampling)
 
     @cached_property
-    def ready(self) -> GPT2:
+    def ready(self) -> InferenceModel:
         """A copy that generates as fast as this machine can."""
-        return for_inference(self.model)
+        return InferenceModel(self.model)
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
