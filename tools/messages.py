@@ -5,9 +5,9 @@
     python tools/messages.py --missing  the templates that lack a translation, by package, as the JSON to fill in
 
 Read from the syntax tree of `src/` and `recipes/`: the arguments of errors, of `Message`, of `say` and `emit`, of
-`refuse`, of warnings and talk in the log, the help of commands, options and keys of a run file. A template that is a
-name is looked up among the constants of its module and of the one it is imported from. What is neither (another error's
-message) is taken to be a message already.
+`refuse`, of warnings and talk in the log, the help of commands, options and keys of a run file; and from pages. A
+template that is a name is looked up among the constants of its module and of the one it is imported from. What is
+neither (another error's message) is taken to be a message already.
 """
 
 import argparse
@@ -34,6 +34,7 @@ NOT_FIELDS = {"hint", "details", "wait_seconds"}  # of errors
 NOT_FIELDS_OF_TALK = {"end"}
 NOTHING_TO_TRANSLATE = "-"
 WORD = re.compile(r"[^\W\d_]{2}")
+PAGE_TEXT = re.compile(r'\b(?:say|_)\(("(?:[^"\\]|\\.)*")|data-label="([^"]*)"|data-text>([^<]+)<')
 CONVERSION = re.compile(r"%(?:\.\d+)?[a-z%]")
 
 
@@ -220,6 +221,16 @@ class Reader:
         return Found(place, self.package, template=template, problem=problem)
 
 
+def read_pages() -> Iterator[Found]:
+    """What pages say: `say("…")` and `_("…")` in their scripts, what is marked in their HTML."""
+    for path in (path for suffix in ("js", "html") for path in sorted(ROOT.rglob(f"*.{suffix}"))):
+        inside = path.relative_to(ROOT)
+        for said in PAGE_TEXT.finditer(path.read_text("utf-8")) if "vendor" not in inside.parts else ():
+            template = json.loads(said[1]) if said[1] else said[2] or said[3]
+            if WORD.search(re.sub(r"\{[^}]*\}", "", template)):
+                yield Found(str(inside), inside.parts[0], template=template)
+
+
 def name_of(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
@@ -281,6 +292,7 @@ def main() -> None:
     modules = read_modules()
     errors = error_classes(modules)
     found = [each for module in modules.values() for each in Reader(module, modules, errors).read()]
+    found += read_pages()
     catalogues = read_catalogues()
     known = {template for catalogue in catalogues.values() for template in catalogue}
     wanted = {each.template: each for each in found if each.template and each.place != NOTHING_TO_TRANSLATE}

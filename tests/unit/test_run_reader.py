@@ -101,7 +101,7 @@ def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
 def test_one_machine_does_all_of_it(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     add_rows(run.events, [came("joined", "worker-1", 1)])
-    add_rows(run.metrics, [{"version": 1, "tokens_per_second": 50.0}])
+    add_rows(run.metrics, [{"version": 1, "tokens_per_second": 50.0, "shares": {"worker-1": 1.0}}])
     with FolderLock(run.lock, purpose="a test"):
         (only,) = RunReader(run).data(now=START)["machines"]
     assert some(only, "share", "tokens_per_second", "here") == (1.0, 50.0, True)
@@ -143,7 +143,7 @@ def test_shares_and_speeds_are_those_of_the_newest_steps(tmp_path: Path) -> None
     add_rows(
         run.metrics,
         [
-            {"version": 7, "tokens_per_second": 1000.0},  # of one worker
+            {"version": 7, "tokens_per_second": 1000.0, "shares": {"ana": 1.0}},
             {"version": 8, "tokens_per_second": 1000.0, "shares": {"ana": 0.5, "luis": 0.5}},
             {"version": 9, "tokens_per_second": 4000.0, "shares": {"ana": 1.0, "eva": 0.0}},
         ],
@@ -151,7 +151,10 @@ def test_shares_and_speeds_are_those_of_the_newest_steps(tmp_path: Path) -> None
     with FolderLock(run.lock, purpose="a test"):
         now = RunReader(run).data(now=START)
     found = {each["name"]: some(each, "share", "tokens_per_second") for each in now["machines"] if each["here"]}
-    assert (now["tokens_per_second"], found) == (2000.0, {"ana": (0.75, 1500.0), "eva": (0.0, 0.0)})
+    assert (now["tokens_per_second"], found) == (
+        2000.0,
+        {"ana": (pytest.approx(2.5 / 3), pytest.approx(5000 / 3)), "eva": (0.0, 0.0)},
+    )
 
 
 @pytest.mark.parametrize(

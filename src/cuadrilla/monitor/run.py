@@ -158,17 +158,9 @@ class RunReader:
         return {"tokens_per_second": sum(speeds) / len(speeds)} if speeds else {}
 
     def _mean_shares(self) -> dict[str, float]:
-        """Of the newest steps; a step of one worker names nobody."""
-        if alone := self._alone():
-            return {alone: 1.0} if self._newest else {}
+        """Of the newest steps."""
         told = [row["shares"] for row in self._newest.values() if "shares" in row]
         return {name: sum(shares.get(name, 0.0) for shares in told) / len(told) for name in set().union(*told)}
-
-    def _alone(self) -> str:
-        """The worker that does everything, if there is one."""
-        here = [name for name, member in self._members.items() if member.here]
-        names = here or list(self._members) or [name for name in self._nodes if name != COORDINATOR]
-        return names[0] if len(names) == 1 else ""
 
     def _machines(self) -> list[dict[str, Any]]:
         """Those that are here first."""
@@ -245,8 +237,7 @@ class RunReader:
         del told["version"]
         number = self._next()
         self._figures.add(version, told, number=number)
-        shares = row.get("shares") or ({alone: 1.0} if self._shares.points and (alone := self._alone()) else {})
-        if shares:
+        if shares := row.get("shares"):
             self._shares.add(version, shares, number=number)
         if sample := row.get("sample"):
             self._samples.append({"number": number, "version": version, "text": sample})

@@ -1,9 +1,10 @@
 """The page on which a person tries a service. It is one file, with its style and script in it, and loads nothing else.
 
-What its script says is in its own table, in both languages: a person may change the language while looking at it.
+It has its words in both languages: a person may change the language while looking at it.
 """
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,7 @@ from typing import Any
 
 from fastapi import Response
 
-from cuadrilla.messages import ENGLISH, LANGUAGES
-
-HERE = Path(__file__).parent
+from cuadrilla.messages import CATALOGUE, ENGLISH, LANGUAGES
 
 
 def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> Response:
@@ -28,9 +27,9 @@ def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages
         "language": preferred(languages),
         "models": _script(models),
         "tasks": _script(tasks),
-        "style": _read("playground.css"),
-        "texts": _read("playground.texts.js"),
-        "script": _read("playground.js"),
+        "style": _read("common.css") + _read("playground.css"),
+        "spanish": (CATALOGUE / "serve.json").read_text(encoding="utf-8"),
+        "script": _read("common.js") + _read("playground.js"),
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
     policy = (
@@ -47,10 +46,10 @@ def _script(value: Sequence[Any]) -> str:
 
 
 def _read(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def preferred(languages: str) -> str:
-    """The first of a browser's languages that there is; English if none is."""
-    codes = (part.partition(";")[0].strip().lower()[:2] for part in languages.split(","))
+    """The first that there is of `--lang` and a browser's languages; English if none is."""
+    codes = (part.strip().lower()[:2] for part in (os.environ.get("LANGUAGE", ""), *languages.split(",")))
     return next((code for code in codes if code in LANGUAGES), ENGLISH)

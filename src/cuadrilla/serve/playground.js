@@ -1,17 +1,6 @@
 // What comes from the service, the models among it, enters the page as `textContent` only.
 
-const $ = (id) => document.getElementById(id);
-const figure = (value, digits = 0) => value.toLocaleString(language, { maximumFractionDigits: digits });
-const percent = (part) => part.toLocaleString(language, { style: "percent", maximumFractionDigits: 1 });
-
-function make(tag, text, parent, attributes = {}) {
-  const element = Object.assign(document.createElement(tag), attributes);
-  element.textContent = text;
-  parent.append(element);
-  return element;
-}
-
-/** A reason that is told in words: a key of TEXTS, and what the service said of it. */
+/** A reason that is told in words, and what the service said of it. */
 class Failure extends Error {
   constructor(key, { values = {}, detail = "" } = {}) {
     super(key);
@@ -19,7 +8,7 @@ class Failure extends Error {
   }
 
   static of(error) {
-    return error instanceof Failure ? error : new Failure("garbled", { detail: String(error?.message ?? error) });
+    return error instanceof Failure ? error : new Failure(_("The answer cannot be read."), { detail: String(error?.message ?? error) });
   }
 
   showIn(element) {
@@ -31,6 +20,12 @@ class Failure extends Error {
 
 // Asking
 
+const FAILED = {
+  401: _("The key is no longer right. Load the page again to type it."),
+  429: _("The service is full. Try again in {seconds} s."),
+  503: _("The service is not ready, or is ending. Try again in {seconds} s."),
+};
+
 async function ask(path, body, signal) {
   let answer;
   try {
@@ -38,14 +33,14 @@ async function ask(path, body, signal) {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
     });
   } catch (error) {
-    throw signal?.aborted ? error : new Failure("unreachable");
+    throw signal?.aborted ? error : new Failure(_("The service does not answer: it has ended, or the network is down."));
   }
   if (answer.ok) return answer;
   const { status } = answer;
   const told = await answer.json().then((found) => found?.error ?? {}, () => ({})); // a proxy's error may be HTML
   const seconds = Math.max(1, Number.parseInt(answer.headers.get("Retry-After"), 10) || 1);
   const detail = typeof told.message === "string" ? told.message : "";
-  throw new Failure(`failed${status}` in TEXTS ? `failed${status}` : "failed", { values: { status, seconds }, detail });
+  throw new Failure(FAILED[status] ?? _("The service has answered with an error ({status})."), { values: { status, seconds }, detail });
 }
 
 /** The events of a stream, to its end. */
@@ -57,7 +52,7 @@ async function* streamed(asked, signal) {
   try {
     while (true) {
       const { value, done } = await reader.read().catch((error) => {
-        throw signal.aborted ? error : new Failure("broken");
+        throw signal.aborted ? error : new Failure(_("The answer broke off: the connection was lost."));
       });
       const lines = (rest + (done ? "" : decoder.decode(value, { stream: true }))).split("\n");
       rest = lines.pop();
@@ -65,10 +60,10 @@ async function* streamed(asked, signal) {
         const data = line.slice(5).trim();
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
-        if (event?.error) throw new Failure("inStream", { detail: String(event.error.message ?? "") });
+        if (event?.error) throw new Failure(_("The service has given up this answer."), { detail: String(event.error.message ?? "") });
         yield event;
       }
-      if (done) throw new Failure("broken");
+      if (done) throw new Failure(_("The answer broke off: the connection was lost."));
     }
   } finally {
     reader.cancel().catch(() => {});
@@ -123,14 +118,14 @@ class Column {
 
   async run(asked, signal) {
     this.clear(asked.prompt);
-    Object.assign(this, { began: performance.now(), seed: asked.seed, state: "waiting", busy: true, follows: true });
+    Object.assign(this, { began: performance.now(), seed: asked.seed, state: _("Waiting for the first token…"), busy: true, follows: true });
     this.show();
     try {
       for await (const event of streamed(asked, signal)) this.take(event);
-      if (this.reason === "error") throw new Failure("modelFailed");
+      if (this.reason === "error") throw new Failure(_("The model has failed (error): its numbers are not finite, or the memory is full."));
       this.state = "ended";
     } catch (error) {
-      this.state = signal.aborted ? "stopped" : "";
+      this.state = signal.aborted ? _("Stopped by you.") : "";
       this.failure = signal.aborted ? null : Failure.of(error);
     }
     this.busy = false;
@@ -149,7 +144,7 @@ class Column {
       this.first ||= this.last;
       this.count += likely.length || 1; // until the usage comes: a part of a character is not told
     }
-    this.state = "streaming";
+    this.state = _("Generating…");
     if (choice.finish_reason) this.reason = String(choice.finish_reason);
     if (text) {
       this.pieces.push({ text, likely: this.pending.splice(0) });
@@ -170,10 +165,10 @@ class Column {
   show() {
     const { speed, first, count, seed, more, edit, paper, out, state, error } = this.parts;
     const seconds = (this.last - this.first) / 1000;
-    speed.textContent = seconds > 0 && this.count > 1 ? say("speed", { n: figure((this.count - 1) / seconds) }) : "";
-    first.textContent = this.first ? say("first", { n: figure(this.first - this.began) }) : "";
-    count.textContent = this.first ? say("count", { n: figure(this.count) }) : "";
-    seed.textContent = this.first ? say("withSeed", { seed: this.seed }) : "";
+    speed.textContent = seconds > 0 && this.count > 1 ? say("{n} tokens/s", { n: decimals((this.count - 1) / seconds) }) : "";
+    first.textContent = this.first ? say("first token after {n} ms", { n: decimals(this.first - this.began) }) : "";
+    count.textContent = this.first ? say("{n} tokens", { n: decimals(this.count) }) : "";
+    seed.textContent = this.first ? say("seed {seed}", { seed: this.seed }) : "";
     const told = this.state === "ended" ? this.ending : this.state && say(this.state);
     if (state.textContent !== told) state.textContent = told;
     if (this.failure) this.failure.showIn(error);
@@ -185,8 +180,9 @@ class Column {
   }
 
   get ending() {
-    const known = { stop: "endedStop", length: "endedLength" }[this.reason];
-    return known ? say(known) : say("ended", { reason: this.reason });
+    if (this.reason === "stop") return say("Ended: the text is complete, or a stop text came (stop).");
+    if (this.reason === "length") return say("Ended: as many tokens as asked for, or as the model reads (length).");
+    return say("Ended ({reason}).", { reason: this.reason });
   }
 
   /** The arrow keys go from piece to piece; Enter goes to what can be done there. */
@@ -212,7 +208,7 @@ const card = {
     Object.assign(this, { column, place });
     const [title, list] = $("card").children;
     const top = piece.likely[0]?.top.slice(0, 5) ?? [];
-    title.textContent = top.length ? say("likely") : "";
+    title.textContent = top.length ? say("Likely here (choose one to go on with it)") : "";
     list.replaceChildren(...top.map((likely) => this.choice(likely, { picked: likely[0] === piece.likely[0].token })));
     const element = column.parts.out.children[place];
     element.classList.add("chosen");
@@ -224,7 +220,7 @@ const card = {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", className: picked ? "picked" : "", disabled: token.startsWith("bytes:") });
     make("code", token.replaceAll(" ", "␣").replaceAll("\n", "↵"), button);
-    make("span", percent(Math.min(Math.exp(logprob), 1)), button);
+    make("span", percent(Math.min(Math.exp(logprob), 1), 1), button);
     button.addEventListener("click", () => generateFrom(this.before + token));
     return button;
   },
@@ -338,7 +334,7 @@ const tasks = {
 
   async ask() {
     if (this.asking || !TASKS.length) return;
-    Object.assign(this, { asking: true, state: "predicting", failure: null });
+    Object.assign(this, { asking: true, state: _("Predicting…"), failure: null });
     $("outputs").hidden = true;
     this.show();
     const began = performance.now();
@@ -346,7 +342,7 @@ const tasks = {
       const body = { model: TASKS[$("task").value].model, inputs: this.inputs };
       $("outputs").textContent = JSON.stringify((await (await ask("/v1/predict", body)).json())?.outputs, null, 1);
       $("outputs").hidden = false;
-      Object.assign(this, { state: "answered", values: { n: figure(performance.now() - began) } });
+      Object.assign(this, { state: _("Answered in {n} ms."), values: { n: decimals(performance.now() - began) } });
     } catch (error) {
       Object.assign(this, { state: "", failure: Failure.of(error) });
     }
@@ -358,7 +354,7 @@ const tasks = {
     try {
       return JSON.parse($("inputs").value);
     } catch (error) {
-      throw new Failure("notJson", { values: { reason: error.message } });
+      throw new Failure(_("This is not JSON: {reason}"), { values: { reason: error.message } });
     }
   },
 
@@ -373,17 +369,13 @@ const tasks = {
 // The page
 
 function show() {
-  document.documentElement.lang = language;
-  const all = (selector) => document.querySelectorAll(selector);
-  for (const element of all("[data-text]")) element.textContent = say(element.dataset.text);
-  for (const element of all("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
-  $("language").lang = language === "es" ? "en" : "es";
-  $("go").textContent = say(running ? "stop" : "generate");
-  prompt.placeholder = say("placeholder");
-  prompt.setAttribute("aria-label", say("prompt"));
+  sayAll();
+  $("go").textContent = say(running ? _("Stop") : _("Generate"));
+  prompt.placeholder = say("Write the beginning of a text…");
+  prompt.setAttribute("aria-label", say("Text to be continued"));
   prompt.readOnly = Boolean(running);
-  values.seed.placeholder = say("atRandom");
-  $("other").options[0].textContent = say("nobody");
+  values.seed.placeholder = say("random");
+  $("other").options[0].textContent = say("none");
   for (const control of [$("model"), $("other")]) control.disabled = Boolean(running);
   for (const field of values) if (field.type === "range") showValue(field);
   for (const column of columns) column.show();
@@ -391,7 +383,7 @@ function show() {
 }
 
 const showValue = (field) => {
-  field.parentElement.querySelector("output").textContent = figure(field.valueAsNumber, 2);
+  field.parentElement.querySelector("output").textContent = decimals(field.valueAsNumber, 2);
 };
 
 function showModels() {

@@ -287,11 +287,9 @@ class CoordinatorRuntime:
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
         shares = _shares(action.answers)
-        self._row = {"tokens": tokens, "loss": loss, "workers": len(shares)}
+        self._row = {"tokens": tokens, "loss": loss, "workers": len(shares), "shares": shares}
         if action.steps > 1:
             self._row["steps"] = action.steps
-        if max(len(shares), len(self._coordinator.crew.members)) > 1:
-            self._row["shares"] = shares
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
             self._row["loss"] = float("nan")
             nothing = float("nan")

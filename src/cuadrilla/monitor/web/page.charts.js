@@ -1,18 +1,17 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
-const $ = (id) => document.getElementById(id);
+/** States, phases, events, levels: as the run writes them. */
+const named = spoken;
+const WORDS = [_("joined"), _("left"), _("evicted"), _("late"), _("discarded"), _("redone"), _("finished"), _("alarm"), _("died"), _("coordinator restarted"), _("units skipped"), _("memorises"), _("unknown"), _("info"), _("warning"), _("error")];
+
+
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
 const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const MOST_STACKED = 12;
 const MOST_MARKS = 60;
-const MISSING = "–";
-
-const known = (value) => typeof value === "number" && Number.isFinite(value);
-const decimals = (value, digits) => (known(value) ? value.toLocaleString(language, { maximumFractionDigits: digits }) : MISSING);
 const whole = (value) => decimals(value, 0);
 const short = (value) => (known(value) ? value.toLocaleString(language, { maximumSignificantDigits: 4 }) : MISSING);
-const percent = (part, digits = 0) => (known(part) ? part.toLocaleString(language, { style: "percent", maximumFractionDigits: digits }) : MISSING);
 const bytes = (value) => {
   if (!known(value)) return MISSING;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -43,13 +42,6 @@ function duration(seconds) {
   const next = parts[first + 1];
   const rest = next ? Math.floor((seconds % size) / next[1]) : 0;
   return `${Math.floor(seconds / size)} ${unit}` + (rest && first < 2 ? ` ${rest} ${next[0]}` : "");
-}
-
-function make(tag, text, parent, attributes = {}) {
-  const made = Object.assign(document.createElement(tag), attributes);
-  if (text !== undefined && text !== null) made.textContent = text;
-  parent?.append(made);
-  return made;
 }
 
 // Curves that grow: points from `first` on replace what is there
@@ -163,7 +155,7 @@ function stacked(shares) {
   const most = sorted.length > MOST_STACKED + 1 ? MOST_STACKED : sorted.length;
   const parts = sorted.slice(0, most).map(([name, values], index) => ({ name, values, colour: COLOURS[index % COLOURS.length] }));
   const rest = sorted.slice(most);
-  if (rest.length) parts.push({ name: say("others", { n: rest.length }), values: shares.x.map((_, at) => (rest[0][1][at] === null ? null : rest.reduce((sum, [, values]) => sum + values[at], 0))), colour: OTHERS });
+  if (rest.length) parts.push({ name: say("{n} others", { n: rest.length }), values: shares.x.map((_, at) => (rest[0][1][at] === null ? null : rest.reduce((sum, [, values]) => sum + values[at], 0))), colour: OTHERS });
   const piled = new Array(shares.x.length).fill(0);
   return parts.map(({ name, values, colour }) => ({
     name, colour, values: values.map((value, at) => (value === null ? null : (piled[at] += 100 * value))), shown: values.map((value) => (value === null ? null : 100 * value)),

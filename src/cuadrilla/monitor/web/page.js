@@ -5,6 +5,10 @@ const TABS = ["crew", "train", "runs", "samples", "logs", "about"].filter((name)
 const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, about: showAbout };
 /** What of the news a page shows. */
 const SHOWS = { crew: ["crew", "jobs", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: [] };
+const CONNECTING = _("connecting…"), LIVE = _("live"), WRITTEN = _("as of {time}");
+const LOST = _("The dashboard does not answer; trying again…");
+const NO_RUN = _("There is no run here yet. One that begins is shown by itself.");
+const GONE = _("{run} is not there any more; what was read of it is still shown. Choose another run above.");
 const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
 const TOKEN = "cuadrilla token";
 
@@ -59,7 +63,7 @@ async function follow(key) {
   following?.abort();
   const { signal } = following = new AbortController();
   while (!signal.aborted) {
-    showLive("connecting");
+    showLive(CONNECTING);
     try {
       const answer = await ask(`/api/follow?of=${encodeURIComponent(key)}`, { signal });
       tell(null);
@@ -82,7 +86,7 @@ let isDrawing = false;
 function told(news) {
   for (const name of Object.keys(news)) wanted.add(name);
   if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
-  showLive(FROZEN ? "written" : "live");
+  showLive(FROZEN ? WRITTEN : LIVE);
   draw();
 }
 
@@ -104,16 +108,16 @@ function draw() {
 
 function showLive(key) {
   $("live").dataset.state = key;
-  const text = key === "live" && data.head.state !== "running" ? "" : say(key, { time: FROZEN && dated(FROZEN.made) });
+  const text = key === LIVE && data.head.state !== "running" ? "" : say(key, { time: FROZEN && dated(FROZEN.made) });
   if ($("live").textContent !== text) $("live").textContent = text;
 }
 
 // Trouble
 
 function tellOf(error) {
-  if (error.status === 401) return askForToken(token ? "wrongToken" : null);
+  if (error.status === 401) return askForToken(token ? _("The token is wrong: the dashboard was started anew, perhaps. Open the link that it printed.") : null);
   if (error.status === 404) return void lookForRuns();
-  tell(error.status ? "failed" : "lost", { status: error.status });
+  tell(error.status ? _("The dashboard has answered with an error ({status}).") : LOST, { status: error.status });
 }
 
 function tell(key, values = {}) {
@@ -149,12 +153,12 @@ async function lookForRuns() {
     tellOf(error);
     return;
   }
-  if (problem && ["lost", "noRun", "gone"].includes(problem[0])) tell(null);
+  if (problem && [LOST, NO_RUN, GONE].includes(problem[0])) tell(null);
   runs = found.runs;
   showRunList();
   const isThere = runs.some(({ key, hands_out }) => key === current || (hands_out && current?.startsWith(`${key}/`)));
-  if (!isThere && current !== null) tell("gone", { run: current }); // what was shown of it stays
-  else if (!isThere && !runs.length) return tell("noRun");
+  if (!isThere && current !== null) tell(GONE, { run: current }); // what was shown of it stays
+  else if (!isThere && !runs.length) return tell(NO_RUN);
   else if (!isThere) choose(runs[0].key);
   $("run").value = current;
   if (tab === "runs" && !isPressed && JSON.stringify(runs) !== shownRuns) {
@@ -237,13 +241,9 @@ function moveTab(event) {
 }
 
 function show() {
-  document.documentElement.lang = language;
-  for (const element of document.querySelectorAll("[data-text]")) element.textContent = say(element.dataset.text);
-  for (const element of document.querySelectorAll("[data-label]:not(td)")) element.setAttribute("aria-label", say(element.dataset.label));
-  $("language").textContent = say("otherLanguage");
-  $("language").lang = language === "es" ? "en" : "es";
+  sayAll();
   if (problem) tell(...problem);
-  showLive($("live").dataset.state ?? "connecting");
+  showLive($("live").dataset.state ?? CONNECTING);
   showHead();
   showTab();
 }

@@ -8,23 +8,23 @@ const ratio = (value, scale = 100) => (known(value) ? percent(value / scale) : "
 const HOT_CELSIUS = 90;
 
 /** Columns: what a machine has there, as text; `fill` puts more into a cell that has some. */
-const JOB = { key: "job", name: "job", of: (machine) => machine.job };
-const PHASE = { key: "phase", of: (machine) => (machine.phase ? named(machine.phase) : "") };
-const SHARE = { key: "share", number: true, of: (machine) => (machine.here && known(machine.share) ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
-const SPEED = { key: "speed", number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") };
-const WAITS = { key: "waits", number: true, of: (machine) => ratio(machine.waiting_part, 1) };
+const JOB = { title: _("job"), name: "job", of: (machine) => machine.job };
+const PHASE = { title: _("phase"), of: (machine) => (machine.phase ? named(machine.phase) : "") };
+const SHARE = { title: _("share"), number: true, of: (machine) => (machine.here && known(machine.share) ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
+const SPEED = { title: _("tokens/s"), number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") };
+const WAITS = { title: _("waits"), number: true, of: (machine) => ratio(machine.waiting_part, 1) };
 const USAGE = [
-  { key: "processor", number: true, of: (machine) => ratio(machine.usage?.cpu_percent) },
-  { key: "memory", number: true, of: (machine) => memoryOf(machine.usage) },
-  { key: "gpu", number: true, of: (machine) => ratio(most(gpusOf(machine).map((gpu) => gpu.busy_percent))) },
-  { key: "temperature", number: true, of: (machine) => (known(hot(machine)) ? `${whole(hot(machine))} °C` : ""), fill: (cell, machine) => cell.classList.toggle("hot", hot(machine) >= HOT_CELSIUS) },
+  { title: _("CPU"), number: true, of: (machine) => ratio(machine.usage?.cpu_percent) },
+  { title: _("memory"), number: true, of: (machine) => memoryOf(machine.usage) },
+  { title: _("GPU"), number: true, of: (machine) => ratio(most(gpusOf(machine).map((gpu) => gpu.busy_percent))) },
+  { title: _("temp."), number: true, of: (machine) => (known(hot(machine)) ? `${whole(hot(machine))} °C` : ""), fill: (cell, machine) => cell.classList.toggle("hot", hot(machine) >= HOT_CELSIUS) },
 ];
-const LINK = { key: "link", number: true, of: (machine) => (known(machine.round_trip_seconds) ? duration(machine.round_trip_seconds) : "") };
-const SEEN = { key: "lastSeen", number: true, of: (machine, now) => (machine.seen ? ago(machine.seen, now) : "") };
+const LINK = { title: _("link"), number: true, of: (machine) => (known(machine.round_trip_seconds) ? duration(machine.round_trip_seconds) : "") };
+const SEEN = { title: _("heard of"), number: true, of: (machine, now) => (machine.seen ? ago(machine.seen, now) : "") };
 
 function ago(time, now) {
   const seconds = Math.max(0, now - time);
-  return seconds > 86400 * 30 ? dated(time) : say("ago", { time: seconds < 10 ? "< 10 s" : duration(Math.round(seconds)) });
+  return seconds > 86400 * 30 ? dated(time) : say("{time} ago", { time: seconds < 10 ? "< 10 s" : duration(Math.round(seconds)) });
 }
 
 function bar(cell, part) {
@@ -51,9 +51,9 @@ class MachineTable {
     this.asOfNow = (machine) => (machine.here || !isRunning ? machine : { ...machine, usage: undefined, waiting_part: null, round_trip_seconds: null });
     const shown = this.columns.filter(({ of }) => crew.some((machine) => of(this.asOfNow(machine), this.now) !== ""));
     const parts = { shown, points: points.size > 0 ? points : null, hasWords: crew.some((machine) => machine.word || machine.reason) };
-    const titles = [{ title: say("machine") }, ...shown.map(({ key, number }) => ({ title: say(key), number }))];
-    if (parts.points) titles.push({ title: say("history") });
-    if (parts.hasWords) titles.push({ title: say("word") });
+    const titles = [{ title: say("machine") }, ...shown.map(({ title, number }) => ({ title: say(title), number }))];
+    if (parts.points) titles.push({ title: say("busy, last minutes") });
+    if (parts.hasWords) titles.push({ title: say("last word") });
     head(this.table, titles);
     const used = new Set(crew.map((machine) => machine.name));
     for (const name of this.rows.keys()) if (!used.has(name)) this.rows.delete(name);
@@ -74,10 +74,10 @@ class MachineTable {
     line.className = machine.here ? "" : "gone";
     button.setAttribute("aria-expanded", this.opened.has(machine.name));
     const cells = [row.first];
-    for (const { key, number, name, of, fill } of shown) {
+    for (const { title, number, name, of, fill } of shown) {
       const text = of(this.asOfNow(machine), this.now);
       const cell = make("td", text, null, { className: `${number ? "number" : (name ?? "plain")} ${text ? "" : "blank"}` });
-      cell.dataset.label = say(key);
+      cell.dataset.label = say(title);
       if (text) fill?.(cell, machine);
       cells.push(cell);
     }
@@ -105,12 +105,12 @@ class MachineTable {
 
 function historyCell(points, svg) {
   const cell = make("td", null, null, { className: `history ${points.length ? "" : "blank"}` });
-  cell.dataset.label = say("history");
+  cell.dataset.label = say("busy, last minutes");
   const at = points.some((point) => point[2] !== null) ? 2 : 1;
   const values = points.map((point) => point[at]);
   const real = values.filter(known);
   const mean = real.length ? real.reduce((one, other) => one + other, 0) / real.length : null;
-  spark(svg, values, say(at === 2 ? "sparkGpu" : "sparkCpu", { now: percent(values.at(-1)), mean: percent(mean) }));
+  spark(svg, values, say(at === 2 ? _("GPU busy: {now} now, {mean} on average") : _("CPU busy: {now} now, {mean} on average"), { now: percent(values.at(-1)), mean: percent(mean) }));
   cell.append(svg);
   return cell;
 }
@@ -122,15 +122,15 @@ function aloneRow(machine, width) {
   const pair = (one, other, shown) => (known(one) || known(other) ? `${shown(one)} / ${shown(other)}` : "");
   const facts = [
     ...Object.entries(machine.facts ?? {}),
-    ...gpusOf(machine).map((gpu) => [`${say("gpu")} ${gpu.index}`, [gpu.name, ratio(gpu.busy_percent), memoryOf(gpu), known(gpu.temperature_celsius) ? `${whole(gpu.temperature_celsius)} °C` : "", known(gpu.power_watts) ? say("power", { n: whole(gpu.power_watts) }) : ""].filter(Boolean).join(" · ")]),
-    [say("disk"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
-    [say("diskRate"), pair(usage.disk_read_bytes_per_second, usage.disk_written_bytes_per_second, rate)],
-    [say("network"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
-    [say("linkRate"), pair(machine.sent_bytes_per_second, machine.received_bytes_per_second, rate)],
-    [say("battery"), known(usage.battery_percent) ? (usage.on_battery ? say("onBattery", { n: ratio(usage.battery_percent) }) : ratio(usage.battery_percent)) : ""],
-    [say("joins"), machine.joined ? say("times", { n: machine.joined }) : ""],
-    [say("losses"), machine.lost ? say("times", { n: machine.lost }) : ""],
-    [say("reason"), machine.reason],
+    ...gpusOf(machine).map((gpu) => [`${say("GPU")} ${gpu.index}`, [gpu.name, ratio(gpu.busy_percent), memoryOf(gpu), known(gpu.temperature_celsius) ? `${whole(gpu.temperature_celsius)} °C` : "", known(gpu.power_watts) ? say("{n} W", { n: whole(gpu.power_watts) }) : ""].filter(Boolean).join(" · ")]),
+    [say("disk free"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
+    [say("disk read / written"), pair(usage.disk_read_bytes_per_second, usage.disk_written_bytes_per_second, rate)],
+    [say("network sent / received"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
+    [say("to / from the coordinator"), pair(machine.sent_bytes_per_second, machine.received_bytes_per_second, rate)],
+    [say("battery"), known(usage.battery_percent) ? (usage.on_battery ? say("{n}, not plugged in", { n: ratio(usage.battery_percent) }) : ratio(usage.battery_percent)) : ""],
+    [say("joined"), machine.joined ? say("{n}×", { n: machine.joined }) : ""],
+    [say("lost"), machine.lost ? say("{n}×", { n: machine.lost }) : ""],
+    [say("last reason"), machine.reason],
   ];
   for (const [name, value] of facts.filter(([, text]) => text)) {
     make("dt", name, list);

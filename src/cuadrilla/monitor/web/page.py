@@ -2,7 +2,7 @@
 
 Live it holds nothing of a run, so that it needs no token, and follows what the dashboard sends. Frozen it holds all
 that would have been sent. What comes from a run enters it as JSON, and the script shows it as text, never as HTML.
-Its words are in its own table, in both languages.
+It has its words in both languages.
 """
 
 import json
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.messages import language
+from cuadrilla.messages import CATALOGUE, language
 from cuadrilla.monitor.about import about
 from cuadrilla.monitor.run import RunReader
 from cuadrilla.rundir import RunDir, write_atomic
 
-STYLES = ("vendor/uPlot.min.css", "web/page.css")
-SCRIPTS = (
-    "web/page.texts.js",
-    "web/page.charts.js",
-    "web/page.machines.js",
-    "web/page.views.js",
-    "web/page.js",
+STYLES = ("monitor/vendor/uPlot.min.css", "serve/common.css", "monitor/web/page.css")
+PARTS = (
+    "serve/common",
+    "monitor/web/page.charts",
+    "monitor/web/page.machines",
+    "monitor/web/page.views",
+    "monitor/web/page",
 )
-CHARTS = "vendor/uPlot.iife.min.js"
+CHARTS = "monitor/vendor/uPlot.iife.min.js"
 
 
 def page_text(*, language: str, asks: str, frozen: dict[str, Any] | None = None) -> tuple[str, str]:
@@ -43,11 +43,12 @@ def page_text(*, language: str, asks: str, frozen: dict[str, Any] | None = None)
         "language": language,
         "style": "".join(map(_read, STYLES)),
         "charts": _read(CHARTS),
-        "script": "".join(map(_read, SCRIPTS)),
+        "spanish": (CATALOGUE / "monitor.json").read_text(encoding="utf-8"),
+        "script": "".join(_read(f"{part}.js") for part in PARTS),
         # "<" never appears inside the script element that holds the data: nothing there can end it.
         "frozen": json.dumps(frozen, allow_nan=False).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("web/page.html")), policy
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("monitor/web/page.html")), policy
 
 
 def frozen_page(run: RunDir) -> str:
@@ -70,4 +71,4 @@ def save_page(run: RunDir, page: Path) -> None:
 
 
 def _read(name: str) -> str:
-    return (resources.files("cuadrilla.monitor") / name).read_text(encoding="utf-8")
+    return (resources.files("cuadrilla") / name).read_text(encoding="utf-8")

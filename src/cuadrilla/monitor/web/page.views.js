@@ -38,17 +38,17 @@ function fillTable(table, columns, rows) {
 
 // Head
 
-const FIGURES = [["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["speed", "tokens_per_second", whole], ["stepTime", "seconds", duration]];
+const FIGURES = [[_("step"), "version", whole], [_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("tokens/s"), "tokens_per_second", whole], [_("time of a step"), "seconds", duration]];
 const isMeasure = (key) => key.startsWith("val_") && !key.endsWith("_error");
 /** What was measured of held-out data: measures of ours have names, those of a task its own. */
-const MEASURES = { val_loss: "heldOut", val_bits_per_byte: "bits" };
-const measure = (key) => (Object.hasOwn(MEASURES, key) ? say(MEASURES[key]) : say("heldOutOf", { name: key.slice(4).replaceAll("_", " ") }));
+const MEASURES = { val_loss: _("held-out loss"), val_bits_per_byte: _("bits per byte") };
+const measure = (key) => (Object.hasOwn(MEASURES, key) ? say(MEASURES[key]) : say("held-out {name}", { name: key.slice(4).replaceAll("_", " ") }));
 
 function showHead() {
   const { head: now } = data;
   const state = now.state ?? "";
   $("state").textContent = state && named(state);
-  $("state").className = `badge ${state in NAMES ? state : ""}`;
+  $("state").className = `badge ${state}`;
   $("state").hidden = !state;
   $("why").textContent = now.reason ?? "";
   $("why").hidden = $("figures").hidden || !now.reason;
@@ -59,9 +59,9 @@ function showHead() {
     const error = now[`${key}_error`];
     figures.push([measure(key), short(now[key]) + (known(error) ? ` ± ${error.toLocaleString(language, { maximumSignificantDigits: 2 })}` : "")]);
   }
-  if (known(now.best_loss)) figures.push([say("best"), say("atStep", { value: short(now.best_loss), n: whole(now.best_version) })]);
+  if (known(now.best_loss)) figures.push([say("lowest held-out loss"), say("{value} at step {n}", { value: short(now.best_loss), n: whole(now.best_version) })]);
   if (here) figures.push([say("machines"), whole(here)]);
-  if (data.jobs.length) figures.push([say("ended"), `${whole(data.jobs.filter(hasEnded).length)} / ${whole(data.jobs.length)}`]);
+  if (data.jobs.length) figures.push([say("have ended"), `${whole(data.jobs.filter(hasEnded).length)} / ${whole(data.jobs.length)}`]);
   $("figures").replaceChildren(...figures.map(([name, value]) => {
     const card = make("div");
     make("dt", name, card);
@@ -86,14 +86,14 @@ const hasEnded = ({ state }) => ["complete", "failed", "stopped"].includes(state
 const stepOf = (job) => (known(job.step) ? (known(job.steps) ? `${whole(job.step)} / ${whole(job.steps)}` : whole(job.step)) : "");
 const figureOf = (value) => (known(value) ? short(value) : "");
 const JOB_COLUMNS = [
-  { key: "state", of: (job) => named(job.state), fill: (cell, job) => cell.replaceChildren(make("span", named(job.state), null, { className: `badge ${job.state in NAMES ? job.state : ""}` })) },
-  { key: "machine", of: (job) => job.machine, fill: (cell, job) => cell.classList.toggle("faint", job.state !== "running") },
-  { key: "step", number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
-  { key: "loss", number: true, of: (job) => figureOf(job.loss) },
-  { key: "bits", number: true, of: (job) => figureOf(job.val_bits_per_byte) },
-  { key: "score", number: true, of: (job) => figureOf(job.score) },
-  { key: "settings", name: "values", of: (job) => job.values ?? "" },
-  { key: "reasonOf", name: "why", of: (job) => job.reason ?? "" },
+  { title: _("state"), of: (job) => named(job.state), fill: (cell, job) => cell.replaceChildren(make("span", named(job.state), null, { className: `badge ${job.state}` })) },
+  { title: _("machine"), of: (job) => job.machine, fill: (cell, job) => cell.classList.toggle("faint", job.state !== "running") },
+  { title: _("step"), number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
+  { title: _("loss"), number: true, of: (job) => figureOf(job.loss) },
+  { title: _("bits per byte"), number: true, of: (job) => figureOf(job.val_bits_per_byte) },
+  { title: _("score"), number: true, of: (job) => figureOf(job.score) },
+  { title: _("settings"), name: "values", of: (job) => job.values ?? "" },
+  { title: _("reason"), name: "why", of: (job) => job.reason ?? "" },
 ];
 
 function showJobs(table) {
@@ -101,16 +101,16 @@ function showJobs(table) {
   const shown = JOB_COLUMNS.filter(({ of }) => jobs.some((job) => of(job)));
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.job : undefined;
   table.hidden = !jobs.length;
-  head(table, [{ title: say("job") }, ...shown.map(({ key, number, name }) => ({ title: say(key), number, name }))]);
+  head(table, [{ title: say("job") }, ...shown.map(({ title, number, name }) => ({ title: say(title), number, name }))]);
   table.tBodies[0].replaceChildren(...jobs.map((job) => {
     const line = make("tr", null, null, { className: job.state });
     const button = make("button", job.title, make("td", null, line, { className: "first" }), { type: "button" });
     button.dataset.job = job.name;
     button.addEventListener("click", () => openJob(job));
-    for (const { key, number, name, of, fill } of shown) {
+    for (const { title, number, name, of, fill } of shown) {
       const text = of(job);
       const cell = make("td", text, line, { className: `${number ? "number" : ""} ${name ?? ""} ${text ? "" : "blank"}` });
-      cell.dataset.label = say(key);
+      cell.dataset.label = say(title);
       if (text) fill?.(cell, job);
     }
     return line;
@@ -137,17 +137,17 @@ function showTrain() {
   const measures = [...figures.columns.keys()].filter((key) => isMeasure(key) && key !== "val_loss");
   placeCharts(panel.querySelector(".charts"), ["loss", ...measures, "speed", "shares", "norm", "rate"]);
   const column = (key) => figures.columns.get(key) ?? [];
-  const both = (values, name) => (values.length ? [{ name, values, colour: COLOURS[0], faint: true }, { name: say("smooth"), values: smoothed(values), colour: COLOURS[0] }] : []);
+  const both = (values, name) => (values.length ? [{ name, values, colour: COLOURS[0], faint: true }, { name: say("smoothed"), values: smoothed(values), colour: COLOURS[0] }] : []);
   const alone = (values, name) => (isKnown(values) ? [{ name, values, colour: COLOURS[0] }] : []);
-  const lines = both(column("loss"), say("each")), heldOut = column("val_loss");
-  if (isKnown(heldOut)) lines.push({ name: say("held"), values: heldOut, colour: COLOURS[1], dots: true });
+  const lines = both(column("loss"), say("each step")), heldOut = column("val_loss");
+  if (isKnown(heldOut)) lines.push({ name: say("held-out"), values: heldOut, colour: COLOURS[1], dots: true });
   const log = lines.every(({ values }) => values.every((value) => value === null || value > 0));
-  charts.loss.show(say(log ? "lossLog" : "lossChart"), figures.x, lines, { log });
-  for (const key of measures) charts[key].show(key === "val_bits_per_byte" ? say("bitsChart") : measure(key), figures.x, measured(column(key), column(`${key}_error`), measure(key)));
-  charts.speed.show(say("speedChart"), figures.x, both(column("tokens_per_second"), say("speed")));
-  charts.shares.show(say("sharesChart"), shares.x, shares.columns.size > 1 ? stacked(shares) : [], { filled: true, most: 100 });
-  charts.norm.show(say("normChart"), figures.x, alone(column("grad_norm"), say("norm")));
-  charts.rate.show(say("rateChart"), figures.x, alone(column("lr_factor"), say("factor")));
+  charts.loss.show(say(log ? _("Loss (logarithmic)") : _("Loss")), figures.x, lines, { log });
+  for (const key of measures) charts[key].show(key === "val_bits_per_byte" ? say("Bits per byte of the held-out text") : measure(key), figures.x, measured(column(key), column(`${key}_error`), measure(key)));
+  charts.speed.show(say("Tokens per second"), figures.x, both(column("tokens_per_second"), say("tokens/s")));
+  charts.shares.show(say("Share of each step, %"), shares.x, shares.columns.size > 1 ? stacked(shares) : [], { filled: true, most: 100 });
+  charts.norm.show(say("Gradient norm"), figures.x, alone(column("grad_norm"), say("norm")));
+  charts.rate.show(say("Learning rate, part of the highest"), figures.x, alone(column("lr_factor"), say("factor")));
   showEvents(panel);
 }
 
@@ -162,14 +162,14 @@ function placeCharts(parent, names) {
 /** A measure of held-out data, with its standard error above and below where it is known. */
 function measured(values, errors, name) {
   if (!isKnown(values)) return [];
-  const edge = (sign) => ({ name: say(sign > 0 ? "plusError" : "minusError"), colour: COLOURS[0], faint: true, values: values.map((value, at) => (value === null || errors[at] === null ? null : value + sign * errors[at])) });
+  const edge = (sign) => ({ name: say(sign > 0 ? _("+ standard error") : _("− standard error")), colour: COLOURS[0], faint: true, values: values.map((value, at) => (value === null || errors[at] === null ? null : value + sign * errors[at])) });
   const line = { name, values, colour: COLOURS[0], dots: values.filter((value) => value !== null).length < 2 };
   return [line, ...(isKnown(errors) ? [edge(1), edge(-1)] : [])];
 }
 
 function showEvents(panel) {
   const seen = [...new Set(marksOf().map(({ event }) => named(event)))];
-  $("marks").textContent = seen.length ? say("marks", { names: seen.join(", ") }) : "";
+  $("marks").textContent = seen.length ? say("Dashed lines: {names}.", { names: seen.join(", ") }) : "";
   const columns = [{ title: say("time"), name: "time" }, { title: say("step"), number: true }, { title: say("event") }, { title: say("details") }];
   const detail = ({ details }) => Object.entries(details).filter(([, value]) => value !== "").map(([key, value]) => `${key}: ${value}`).join(" · ");
   fillTable(panel.querySelector(".events"), columns, data.events.slice(-MOST_EVENT_ROWS).reverse().map((event) => ({ cells: [dated(event.time), whole(event.version), named(event.event), detail(event)] })));
@@ -187,8 +187,8 @@ function showRuns() {
   shownRuns = JSON.stringify(runs);
   const trained = runs.filter(({ hands_out }) => !hands_out);
   const table = document.querySelector("#runs .list");
-  const columns = [["state", "state"], ["step", "version", whole], ["tokens", "tokens", whole], ["loss", "loss", short], ["heldOut", "val_loss", short], ["bits", "val_bits_per_byte", short], ["speed", "tokens_per_second", whole], ["updated", "updated", dated]];
-  head(table, [{ title: say("compare") }, { title: say("run") }, ...columns.map(([name, , shown]) => ({ title: say(name), number: Boolean(shown) }))]);
+  const columns = [[_("state"), "state"], [_("step"), "version", whole], [_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("held-out loss"), "val_loss", short], [_("bits per byte"), "val_bits_per_byte", short], [_("tokens/s"), "tokens_per_second", whole], [_("last written"), "updated", dated]];
+  head(table, [{ title: say("compare") }, { title: say("Run") }, ...columns.map(([name, , shown]) => ({ title: say(name), number: Boolean(shown) }))]);
   const focused = document.activeElement?.dataset?.focus;
   table.tBodies[0].replaceChildren(...trained.map((run) => {
     const line = make("tr", null, null, { className: run.key === current ? "chosen" : "" });
@@ -201,7 +201,7 @@ function showRuns() {
     button.addEventListener("click", () => choose(run.key));
     for (const [, key, shown] of columns) {
       const cell = make("td", shown ? shown(run[key]) : null, line, { className: shown ? "number" : "" });
-      if (!shown) make("span", named(run[key]), cell, { className: `badge ${run[key] in NAMES ? run[key] : ""}` });
+      if (!shown) make("span", named(run[key]), cell, { className: `badge ${run[key]}` });
     }
     return line;
   }));
@@ -236,11 +236,11 @@ function aligned(keys, column, shown) {
 function showComparison() {
   const keys = [...chosen].filter((key) => curves.has(key));
   comparing ??= ["loss", "val_bits_per_byte", "tokens_per_second"].map((column) => [column, new Chart(document.querySelector("#runs .charts"))]);
-  const titles = { loss: "lossChart", val_bits_per_byte: "bitsChart", tokens_per_second: "speedChart" };
+  const titles = { loss: _("Loss"), val_bits_per_byte: _("Bits per byte of the held-out text"), tokens_per_second: _("Tokens per second") };
   for (const [column, chart] of comparing) {
     const [x, lines] = aligned(keys, column, column === "val_bits_per_byte" ? (values) => values : smoothed);
     const log = column === "loss" && lines.every(({ values }) => values.every((value) => value === null || value > 0));
-    chart.show(say(log ? "lossLog" : titles[column]), x, lines, { log });
+    chart.show(say(log ? _("Loss (logarithmic)") : titles[column]), x, lines, { log });
   }
 }
 
@@ -258,7 +258,7 @@ function showSamples() {
   const place = sampleAt === null ? samples.length - 1 : Math.max(0, samples.findIndex((sample) => sample.number === sampleAt));
   const slider = $("sample");
   Object.assign(slider, { min: 0, max: samples.length - 1, value: place });
-  const label = say("ofStep", { n: whole(samples[place].version) });
+  const label = say("step {n}", { n: whole(samples[place].version) });
   slider.setAttribute("aria-valuetext", label);
   panel.querySelector("output").textContent = label;
   panel.querySelector("blockquote").textContent = samples[place].text;
@@ -278,15 +278,15 @@ function options(list, values) {
 
 function showLogs() {
   const names = [...new Set(data.log.map((line) => line.node))].sort();
-  options($("of"), [["", say("all")], ...names.map((name) => [name, name])]);
-  options($("level"), [["", say("allLevels")], ["warnings", say("warnings")], ["errors", say("errors")]]);
+  options($("of"), [["", say("all machines")], ...names.map((name) => [name, name])]);
+  options($("level"), [["", say("all levels")], ["warnings", say("warnings and errors")], ["errors", say("errors")]]);
   const wanted = $("contains").value.toLowerCase();
   const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && line.text.toLowerCase().includes(wanted));
   document.querySelector("#logs .empty").hidden = lines.length > 0 || !data.head.name;
   const columns = [{ title: say("time"), name: "time" }, { title: say("machine") }, { title: say("level"), name: "level" }, { title: say("text") }];
   fillTable(document.querySelector("#logs .log"), columns, lines.slice(-MOST_LOG_ROWS).reverse().map((line) => ({
     name: line.level,
-    cells: [dated(line.time), line.node, named(line.level), line.dropped ? say("cut", { n: whole(line.dropped) }) : line.text],
+    cells: [dated(line.time), line.node, named(line.level), line.dropped ? say("… {n} lines were left out: there were too many", { n: whole(line.dropped) }) : line.text],
   })));
 }
 
@@ -300,10 +300,10 @@ function showAbout() {
   const { packages = {}, schema: _schema, ...software } = environment;
   const table = (name, columns, rows) => fillTable(document.querySelector(`#about .${name}`), columns, rows);
   const pairs = (rows) => rows.map((cells) => ({ cells }));
-  const ofTokens = splits.train?.num_tokens ? [say("bytesPerToken", { n: whole(vocabulary) }), short(splits.train.num_bytes / splits.train.num_tokens)] : null;
+  const ofTokens = splits.train?.num_tokens ? [say("bytes per token ({n} tokens)", { n: whole(vocabulary) }), short(splits.train.num_bytes / splits.train.num_tokens)] : null;
   const what = [{ title: say("what") }, { title: say("value") }];
   table("facts", what, pairs([parameters ? [say("parameters"), whole(parameters)] : null, ofTokens].filter(Boolean)));
-  const counted = [{ title: say("source") }, { title: say("licence") }, { title: say("bytes"), number: true }, { title: say("documents"), number: true }, { title: say("tokens"), number: true }];
+  const counted = [{ title: say("source or split") }, { title: say("licence") }, { title: say("bytes"), number: true }, { title: say("documents"), number: true }, { title: say("tokens"), number: true }];
   table("data", counted, [
     ...sources.map(({ name, licence, num_bytes }) => ({ cells: [name, licence ?? "", whole(num_bytes), "", ""] })),
     ...Object.entries(splits).map(([name, split]) => ({ name: "set", cells: [name, "", whole(split.num_bytes), whole(split.num_documents), whole(split.num_tokens)] })),
