@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cuadrilla.doctor.diagnosis import Diagnosis
 from cuadrilla.doctor.examine import examine
+from cuadrilla.doctor.finding import Finding
 from cuadrilla.doctor.here import Folder, Here
 from cuadrilla.host.card import NetworkCard
 from cuadrilla.host.devices import Device
 from cuadrilla.host.facts import Facts
-from cuadrilla.host.programs import ProgramAnswer
+from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
 
 GIB = 2**30
 PORT = 47470
-HOST = Facts(
+FACTS = Facts(
     system="Linux", system_version="Ubuntu 24.04.1 LTS", kernel="6.8.0-45-generic", machine="x86_64", rosetta=False,
     wsl=None, container=None, processor="i9-13900K", logical_cores=16, cpu_quota=None, memory_bytes=32 * GIB,
     available_bytes=24 * GIB, memory_limit_bytes=None,
@@ -25,8 +25,6 @@ CARD = Device(
     kind="cuda", index=0, name="RTX 4070 Ti", memory_bytes=12 * GIB, capability=(8, 9), driver="580.82.07",
     torch_version="2.13.0+cu130",
 )  # fmt: skip
-SMI = "NVIDIA GeForce RTX 4070 Ti, 580.82.07, 8.9"
-NO_DEVICES = ProgramAnswer(text="No devices were found", code=6)
 INFO: dict[str, Any] = {
     "ServerVersion": "28.2.2", "OperatingSystem": "Ubuntu 24.04.1 LTS", "Runtimes": {"nvidia": {}, "runc": {}}
 }  # fmt: skip
@@ -34,75 +32,69 @@ NO_DAEMON = (
     "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?\n"
     '{"ID":"","Containers":0,"ServerErrors":["Cannot connect to the Docker daemon"]}'
 )
-FOLDER = Folder(path="/home/ana/run", filesystem="ext4", total_bytes=900 * GIB, free_bytes=300 * GIB)
-Programs = Mapping[str, ProgramAnswer | str | None]
-"""What programs say, by the beginning of what is typed: its text, or how it fails; None: there is no such program."""
-WELL: Programs = {"nvidia-smi": SMI, "docker info": json.dumps(INFO)}
-GONE: Programs = {"nvidia-smi": None, "docker info": None}
+FOLDER = Folder(path="/home/ana/run", device=1, free_bytes=300 * GIB)
+Programs = Mapping[str, ProgramAnswer | str]
+"""What programs say, by the beginning of what is typed: its text, or how it fails; the others are not there."""
+WELL: Programs = {"docker info": json.dumps(INFO)}
 
 
-def runs(programs: Programs) -> Callable[..., ProgramAnswer | None]:
-    def run(*argv: str) -> ProgramAnswer | None:
+def said(text: str, code: int | None = 0) -> ProgramAnswer:
+    return ProgramAnswer(text=text, code=code)
+
+
+GONE = said("", NOT_FOUND)
+
+
+def runs(programs: Programs) -> Callable[..., ProgramAnswer]:
+    def run(*argv: str) -> ProgramAnswer:
         typed = " ".join(argv)
         fits = [start for start in programs if typed.startswith(start)]
-        said = programs[max(fits, key=len)] if fits else None
-        return ProgramAnswer(text=said) if isinstance(said, str) else said
+        answer = programs[max(fits, key=len)] if fits else GONE
+        return ProgramAnswer(text=answer) if isinstance(answer, str) else answer
 
     return run
 
 
-def kept(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
-
 LINUX = Here(
-    host=HOST, run=runs(WELL), devices=kept((CARD, CPU)), folders=kept((FOLDER, FOLDER, FOLDER)),
-    way_out="192.168.1.20", cards=(NetworkCard(name="enp3s0", addresses=("192.168.1.20",), is_default=True),),
+    facts=FACTS, run=runs(WELL), devices=(CARD, CPU), folders=(FOLDER, FOLDER), way_out="192.168.1.20",
+    has_nvidia_driver=True, cards=(NetworkCard(name="enp3s0", addresses=("192.168.1.20",)),),
 )  # fmt: skip
 WSL = replace(
-    LINUX, host=replace(HOST, wsl=2, kernel="5.15.153.1-microsoft-standard-WSL2", memory_bytes=16 * GIB),
-    way_out="172.30.98.229", cards=(NetworkCard(name="eth0", addresses=("172.30.98.229",), is_default=True),),
-    reachability=kept("wsl-nat"), run=runs({**WELL, "nvidia-smi.exe": SMI}),
+    LINUX, facts=replace(FACTS, wsl=2, kernel="5.15.153.1-microsoft-standard-WSL2", memory_bytes=16 * GIB),
+    way_out="172.30.98.229", cards=(NetworkCard(name="eth0", addresses=("172.30.98.229",)),), reachability="wsl-nat",
 )  # fmt: skip
 CONTAINER = replace(
-    LINUX, host=replace(HOST, container="docker"), reachability=kept("container"),
-    run=runs({}), devices=kept((CPU,)),
+    LINUX, facts=replace(FACTS, container="docker"), reachability="container", run=runs({}), devices=(CPU,)
 )  # fmt: skip
 MAC = replace(
-    LINUX, host=replace(HOST, system="Darwin", system_version="15.1", machine="arm64"), run=runs({}),
-    devices=kept((Device(kind="mps", index=0, name="Apple M2", memory_bytes=10 * GIB), CPU)),
+    LINUX, facts=replace(FACTS, system="Darwin", system_version="15.1", machine="arm64"), run=runs({}),
+    devices=(Device(kind="mps", index=0, name="Apple M2", memory_bytes=10 * GIB), CPU),
 )  # fmt: skip
 WINDOWS = replace(
-    LINUX, host=replace(HOST, system="Windows", system_version="10.0.26100", machine="AMD64"), run=runs({})
+    LINUX, facts=replace(FACTS, system="Windows", system_version="10.0.26100", machine="AMD64"), run=runs({})
 )  # fmt: skip
 KINDS = {"linux": LINUX, "wsl": WSL, "container": CONTAINER, "mac": MAC, "windows": WINDOWS}
 
 
 def changed(
-    here: Here, *, host: Mapping[str, Any] | None = None, programs: Programs | None = None, **fields: Any
+    here: Here, *, facts: Mapping[str, Any] | None = None, programs: Programs | None = None, **fields: Any
 ) -> Here:
-    """The machine with other facts of its `host`, other `programs` beside its own, and other fields."""
-    wsl = {"nvidia-smi.exe": SMI} if here is WSL else {}
-    own = {} if here in (CONTAINER, MAC, WINDOWS) else {**WELL, **wsl}
-    functions = {name: kept(fields.pop(name)) for name in ("devices", "folders", "reachability") if name in fields}
+    """The machine with other `facts`, other `programs` beside its own, and other fields."""
+    own = {} if here in (CONTAINER, MAC, WINDOWS) else WELL
     run = {"run": runs({**own, **programs})} if programs is not None else {}
-    return replace(here, host=replace(here.host, **(host or {})), **run, **functions, **fields)
+    return replace(here, facts=replace(here.facts, **(facts or {})), **run, **fields)
 
 
-OWN = ("machine.power", "machine.shm", "machine.clock", "machine.python")
+OWN = ("machine.power", "machine.shm")
 """Checks that read the machine on which the tests run."""
 
 
-def sick(here: Here) -> list[tuple[str, Diagnosis]]:
+def sick(here: Here) -> list[tuple[str, Finding]]:
     return [(name, found) for name, found in examine(here) if found.level != "ok" and name not in OWN]
 
 
-def only(here: Here, check: str) -> Diagnosis:
+def only(here: Here, check: str) -> Finding:
     """What this check says; no other says anything."""
     found = sick(here)
     assert [name for name, _ in found] == [check], found
     return found[0][1]
-
-
-def said(text: str, code: int | None = 0) -> ProgramAnswer:
-    return ProgramAnswer(text=text, code=code)

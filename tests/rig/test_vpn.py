@@ -87,7 +87,7 @@ def coordinates_at(machine: Machine) -> str:
 def test_a_vpn_that_is_the_way_out_is_noticed(kind: str, network: list[Member], machines: list[Machine]) -> None:
     head, _ = machines
     with vpn(network[0], kind):
-        row = findings(head)["network.vpn"]
+        row = findings(head)["network.address"]
         assert row["fields"] == {"card": "tun0", "addresses": network[0].address}
         assert row["command"] == f"cuadrilla up --listen {network[0].address}"
         assert row["remedy"].endswith(f"cuadrilla up --listen {VPN}")

@@ -111,7 +111,7 @@ class Reader:
         assert ("stories_right" in shown) == ("--stories" in arguments)
 
     def after_doctor(self, _arguments: list[str], said: str) -> None:
-        assert re.search(r"^ . nvidia.torch +PyTorch ", said, re.MULTILINE)
+        assert re.search(r"^ . devices.torch +PyTorch ", said, re.MULTILINE)
 
     def after_data_get(self, _arguments: list[str], _said: str) -> None:
         folder = self.folder / "textos" / "quijote"

@@ -1,13 +1,14 @@
 """What the monitor shows: a line for each device or machine, on terminals of any width, in two languages."""
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from cuadrilla.host.gpus import GpuUsage
-from cuadrilla.host.usage import Usage, whole_usage_data
+from cuadrilla.host.usage import Usage
 from cuadrilla.monitor.screen import duration, machine_screen, rate, run_screen
 
 pytestmark = pytest.mark.unit
@@ -57,7 +58,7 @@ def lines(shown: RenderableType, *, width: int = 1000, colour: bool = False) -> 
 
 
 def test_this_machine() -> None:
-    now = {"machine": "buey", "processor": "Ryzen 7", "gpus_silent": False, **whole_usage_data(USAGE)}
+    now = {"machine": "buey", "processor": "Ryzen 7", "gpus_silent": False, **asdict(USAGE)}
     assert lines(machine_screen(now, clock="03:50:11")) == [
         "buey  03:50:11",
         "CPU      52 %  54 °C  Ryzen 7",
@@ -73,7 +74,7 @@ def test_this_machine() -> None:
 
 def test_a_machine_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGUAGE", "es")
-    silent = {"machine": "x", "processor": "", "gpus_silent": True, **whole_usage_data(Usage()), "nodes": ["ana"]}
+    silent = {"machine": "x", "processor": "", "gpus_silent": True, **asdict(Usage()), "nodes": ["ana"]}
     said = lines(machine_screen(silent, clock="0"))
     assert said[1] == "CPU      -  -"
     assert said[3] == "GPU      -  no responde"

@@ -1,67 +1,49 @@
-"""Where a coordinator sits, from the files that WSL2, Docker, Podman and plain machines have."""
+"""Where a coordinator sits: WSL2, Docker, Podman and plain machines; and what others dial."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host.reachability import default_card, read_reachability
+from cuadrilla.host import reachability as module
+from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
+from cuadrilla.host.reachability import read_reachability
 from cuadrilla.link.address import Address
+from tests.patients import FACTS
 
 pytestmark = pytest.mark.unit
 
-WSL_KERNEL = "5.15.153.1-microsoft-standard-WSL2\n"
-ROUTES = (
-    "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-    "eth0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
-    "eth0\t00000000\t010011AC\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
-)
-VETH = {"proc/net/route": ROUTES, "sys/class/net/eth0/uevent": "INTERFACE=eth0\nIFINDEX=2\n"}
-CARD = {**VETH, "sys/class/net/eth0/device/vendor": "0x8086\n"}
-
-
-WSL, OLD_WSL = {"proc/sys/kernel/osrelease": WSL_KERNEL}, {"proc/version": f"Linux version {WSL_KERNEL}"}
-SETTINGS = "mnt/c/Users/ana/.wslconfig"
 INNER, OUTER = "172.30.98.229", "192.168.1.7"
+OWN = psutil.net_if_addrs()["lo"][0].address
 
 
 @pytest.mark.parametrize(
-    ("files", "address", "mode", "placed"),
+    ("facts", "address", "mode", "placed"),
     [
-        (WSL, INNER, "nat", "wsl-nat"),
-        (WSL, OUTER, "mirrored", "wsl-mirrored"),
-        (WSL, OUTER, "bridged", "plain"),
-        ({**OLD_WSL, SETTINGS: "\ufeff[wsl2]\r\nnetworkingMode=Mirrored\r\n"}, INNER, "", "wsl-mirrored"),
-        ({**OLD_WSL, SETTINGS: "[wsl2]\nnetworkingMode=NAT\n"}, OUTER, "", "wsl-nat"),
-        ({**OLD_WSL, SETTINGS: "memory=8GB\n"}, INNER, "", "wsl-nat"),
-        (OLD_WSL, INNER, "", "wsl-nat"),
-        (OLD_WSL, OUTER, "", "wsl-mirrored"),  # only the network of Windows has such an address
-        (OLD_WSL, "casa", "", "wsl-nat"),
-        ({"proc/sys/kernel/osrelease": "6.6.1\n", "run/WSL/x": ""}, INNER, "nat", "wsl-nat"),  # a kernel of one's own
-        ({".dockerenv": "", **VETH}, "172.17.0.2", "", "container"),
-        ({"run/.containerenv": "", **VETH}, "172.17.0.2", "", "container"),
-        ({".dockerenv": "", **WSL, **VETH}, "172.17.0.2", "", "container"),  # Docker Desktop's
-        ({}, OUTER, "", "plain"),
-        (CARD, OUTER, "", "plain"),
-        ({".dockerenv": "", **CARD}, OUTER, "", "plain"),  # docker run --network host
-        ({".dockerenv": "", **VETH, "sys/class/net/eth0/uevent": "DEVTYPE=bridge\n"}, OUTER, "", "plain"),
-        ({"proc/1/environ": "container=lxc\0", **VETH}, OUTER, "", "plain"),  # mostly on the LAN itself
-        ({"proc/sys/kernel/osrelease": "4.4.0-19041-Microsoft\n"}, OUTER, "", "plain"),  # WSL1
-        ({"proc/sys/kernel/osrelease": "6.8.0-45-generic\n", "proc/version": "Linux 6.8.0\n"}, OUTER, "", "plain"),
+        ({"wsl": 2}, INNER, "nat", "wsl-nat"),
+        ({"wsl": 2}, OUTER, "mirrored", "wsl-mirrored"),
+        ({"wsl": 2}, OUTER, "bridged", "plain"),
+        ({"wsl": 2}, INNER, None, "wsl-nat"),
+        ({"wsl": 2}, OUTER, None, "wsl-mirrored"),  # only the network of Windows has such an address
+        ({"wsl": 2}, "casa", None, "wsl-nat"),
+        ({"container": "docker"}, "172.17.0.2", None, "container"),
+        ({"container": "podman", "wsl": 2}, "172.17.0.2", None, "container"),  # Docker Desktop's, for one
+        ({"container": "docker"}, OWN, None, "plain"),  # docker run --network host
+        ({"container": "lxc"}, OUTER, None, "plain"),  # mostly on the LAN itself
+        ({"wsl": 1}, OUTER, None, "plain"),
+        ({}, OUTER, None, "plain"),
     ],
-)  # fmt: skip
-def test_where_a_machine_is_placed(tmp_path: Path, files: dict[str, str], address: str, mode: str, placed: str) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert read_reachability(address, system="Linux", root=tmp_path, environ={}, mode=mode) == placed
-    assert read_reachability(address, system="Darwin", root=tmp_path, environ={}, mode=mode) == "plain"
-
-
-def test_a_machine_without_a_default_route_has_no_card() -> None:
-    assert default_card(ROUTES) == "eth0"
-    assert default_card("Iface\tDestination\n") == ""
-    assert default_card("") == ""
+)
+def test_where_a_machine_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], address: str, mode: str | None, placed: str
+) -> None:
+    answer = ProgramAnswer(text=mode) if mode else ProgramAnswer(code=NOT_FOUND)
+    monkeypatch.setattr(module, "run", lambda *_, **__: answer)
+    (tmp_path / "lo/device").mkdir(parents=True)  # a real card has a device
+    assert read_reachability(address, facts=replace(FACTS, **facts), cards=tmp_path) == placed
 
 
 @pytest.mark.parametrize(

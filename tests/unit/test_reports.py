@@ -56,7 +56,7 @@ def test_a_report_of_a_few_hundred_bytes() -> None:
 
 
 def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
-    sample = {"cpu_percent": math.nan, "memory_bytes": 2**64 - 1, "battery_percent": -3, "gpus": 7}
+    sample = {"cpu_percent": math.nan, "memory_bytes": 2**64 - 1, "battery_percent": -3, "on_battery": "yes"}
     line = {"level": "info", "text": "\x1b]0;a\x07\n" + "x" * 10_000}
     report = {"usage": sample, "lines": [line] * MAX_LINES, "facts": {"a\n": "y" * 10_000}}
     found = wire.decode(b"NodeReport " + json.dumps(report).encode(), NodeReport)
@@ -74,6 +74,8 @@ def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
         {"round_trip_seconds": -1},
         {"lines": [{"level": "\x1b", "text": "x"}]},
         {"dropped": -1},
+        {"usage": {"gpus": 7}},
+        {"usage": {"gpus": [{"index": 0, "name": "x"}] * 17}},
         {"facts": {f"{number}": "y" for number in range(1000)}},
     ],
     ids=lambda fields: next(iter(fields)),

@@ -6,7 +6,6 @@ by everybody on a machine.
 
 import json
 import os
-import platform
 import signal
 import sys
 import threading
@@ -122,12 +121,13 @@ def show_opened(home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, use
 
 def _show_reachability(*, listens: str, dialled: str) -> None:
     """Say so if nobody on the network could dial `listens`, and what to do about it."""
+    from cuadrilla.host.facts import read_facts
     from cuadrilla.host.reachability import HOST, read_reachability
 
     here = Address.parse(listens)
     if here.is_loopback or dialled:
         return  # a crew of this machine alone; or its owner has seen to it
-    match read_reachability(here.host, system=platform.system()):
+    match read_reachability(here.host, facts=read_facts()):
         case "container":
             say(
                 "network    this container has a network of its own: start it with -p {host}:{port}:{port} (its host's "

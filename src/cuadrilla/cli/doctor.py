@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, stdout
-from cuadrilla.doctor.diagnosis import PLACES, Diagnosis, Level
-from cuadrilla.doctor.examine import PATIENCE_SECONDS, examine
+from cuadrilla.doctor.examine import examine
+from cuadrilla.doctor.finding import PLACES, Finding, Level
 from cuadrilla.doctor.here import DEVICES_SECONDS, this_machine
 from cuadrilla.doctor.way import walk
 from cuadrilla.errors import EnvironmentProblem
@@ -20,23 +20,13 @@ from cuadrilla.host.devices import Device
 from cuadrilla.link.address import Address
 from cuadrilla.version import __version__
 
-Found = tuple[str, Diagnosis]
+Found = tuple[str, Finding]
 
 MARKS: dict[Level, str] = {"ok": "✔", "warning": "!", "failure": "✘"}
 PLAIN_MARKS: dict[Level, str] = {"ok": "+", "warning": "!", "failure": "X"}
 """For terminals that lack the others."""
 GIB = 2**30
-REPORTED = (
-    "torch",
-    "numpy",
-    "grpcio",
-    "safetensors",
-    "tokenizers",
-    "transformers",
-    "ray",
-    "dask",
-    "optuna",
-)
+REPORTED = ("torch", "numpy", "grpcio", "safetensors", "tokenizers", "transformers", "ray", "dask", "optuna")
 """The packages whose versions explain most problems."""
 
 
@@ -63,11 +53,11 @@ def doctor(
     options.json = options.json or as_json
     head = Address.parse(address) if address else None
     here = this_machine(port=port, devices_seconds=timeout)
-    found = [*examine(here, seconds=PATIENCE_SECONDS + timeout), *(_way(head) if head else [])]
+    found = [*examine(here), *(_way(head) if head else [])]
     if options.json:
-        emit_json(findings_data(found, here.devices()))
+        emit_json(findings_data(found, here.devices))
     elif report:
-        for line in report_lines(found, here.devices()):
+        for line in report_lines(found, here.devices):
             emit("{line}", line=line)
     else:
         _show(found)

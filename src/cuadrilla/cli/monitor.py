@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from cuadrilla.cli.output import emit_json_line, emit_lines, options, stdout
 from cuadrilla.crew.signals import handling
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
-from cuadrilla.host.usage import Sampler, whole_usage_data
+from cuadrilla.host.usage import Sampler
 from cuadrilla.monitor.jobs import open_run
 from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader
 from cuadrilla.monitor.screen import machine_screen, run_screen
@@ -116,7 +117,7 @@ class _ThisMachine:
         time.sleep(FIRST_SECONDS)
 
     def data(self) -> Data:
-        usage, now = whole_usage_data(self._sampler.sample()), time.time()
+        usage, now = asdict(self._sampler.sample()), time.time()
         found = {"time": now, "machine": self._name, "processor": self._processor, **usage}
         found["gpus_silent"] = self._sampler.gpus_silent
         nodes = self._nodes()

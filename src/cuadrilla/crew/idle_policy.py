@@ -18,9 +18,9 @@ from functools import cached_property
 import psutil
 
 from cuadrilla.home import Home
-from cuadrilla.host.facts import read_facts
+from cuadrilla.host.facts import PSUTIL_ERRORS, read_facts
 from cuadrilla.host.gpus import Gpus, others_on
-from cuadrilla.host.usage import PSUTIL_ERRORS, read_battery
+from cuadrilla.host.usage import read_battery
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 

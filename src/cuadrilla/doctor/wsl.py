@@ -1,60 +1,85 @@
-"""Checks of WSL2: how much of Windows' memory it has, how others reach it.
+"""Checks of WSL2: its share of Windows' memory, the card, how others reach it.
 
-Sources: learn.microsoft.com/windows/wsl (wsl-config, networking, filesystems). Nothing was run on Windows.
+Sources: learn.microsoft.com/windows/wsl (wsl-config, networking, filesystems); the CUDA on WSL User Guide
+(docs.nvidia.com/cuda/wsl-user-guide). Nothing was run on Windows.
 """
 
-import ipaddress
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from cuadrilla.doctor.diagnosis import Diagnosis, fail, ok, warn
+from cuadrilla.doctor.finding import Finding, fail, ok, warn
 from cuadrilla.doctor.here import Here
-from cuadrilla.host.container import read_text
-from cuadrilla.host.reachability import WINDOWS, WSL_CREATOR, WSL_NAT
 from cuadrilla.messages import Message
 
 GIB = 2**30
 ENOUGH_BYTES = 8 * GIB
-PROXY_ROW = re.compile(r"^\s*(\S+)\s+(\d+)\s+(\S+)\s+(\d+)\s*$", re.MULTILINE)
 POWERSHELL = ("powershell.exe", "-NoProfile", "-NonInteractive", "-Command")
-PORTS = "(Get-NetFirewallHyperVRule -ErrorAction SilentlyContinue | Get-NetFirewallPortFilter).LocalPort"
+CREATOR = "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"  # how the Hyper-V firewall names all WSL machines
+WINDOWS = "WINDOWS_ADDRESS"  # to be replaced by who types it
 
 
-def version(here: Here) -> Iterator[Diagnosis]:
+def version(here: Here) -> Iterator[Finding]:
     """WSL1 has no cards."""
-    if here.host.wsl == 1:
+    if here.facts.wsl == 1:
         distro = here.environ.get("WSL_DISTRO_NAME", "Ubuntu")
         cause = Message("this is WSL1, which has no access to cards")
         yield fail(cause, command=f"wsl --set-version {distro} 2", shell="powershell")
 
 
-def memory(here: Here, *, root: Path = Path("/")) -> Iterator[Diagnosis]:
+def driver(here: Here) -> Iterator[Finding]:
+    """Under WSL the driver is Windows': a Linux one hides it."""
+    if not here.facts.wsl or "CUDA_VISIBLE_DEVICES" in here.environ:
+        return
+    listed = here.run("dpkg-query", "-W", "-f=${db:Status-Abbrev}${Package}\n", "nvidia-driver-*",
+                      "libnvidia-compute-*", "cuda-drivers*")  # fmt: skip
+    if packages := sorted(re.findall(r"^ii\s+([a-z0-9][a-z0-9+.-]+)$", listed.text, re.MULTILINE)):
+        names = " ".join(packages)
+        yield fail(
+            Message("a Linux driver is installed in WSL and hides Windows' own: {packages}", packages=names),
+            remedy=Message("afterwards, in PowerShell: wsl --shutdown"),
+            command=here.as_root(f"apt-get purge -y {names}"),
+        )
+    elif not any(device.kind == "cuda" for device in here.devices):
+        windows = here.run("nvidia-smi.exe", "-L")
+        if windows.ok and (card := re.match(r"GPU 0: ([^(]+)", windows.text)):
+            yield fail(
+                Message("Windows has {name}, and WSL does not see it", name=card[1].strip()),
+                remedy=Message("this ends all that runs in WSL"),
+                command="wsl --update; wsl --shutdown",
+                shell="powershell",
+            )
+
+
+def memory(here: Here) -> Iterator[Finding]:
     """WSL takes half of Windows' memory, unless it is told otherwise."""
-    have = here.host.memory_bytes
-    if here.host.wsl != 2 or have is None:
+    have = here.facts.memory_bytes
+    if here.facts.wsl != 2 or have is None or have >= ENOUGH_BYTES:
         return
     said = here.run(*POWERSHELL, "(Get-CimInstance Win32_ComputerSystem).TotalPhysicalMemory")
-    whole = int(said.text) if said and said.ok and said.text.isdigit() else 0
-    settings = "\n".join(read_text(file) for file in root.glob("mnt/*/Users/*/.wslconfig"))
-    if have >= ENOUGH_BYTES or have > 0.7 * (whole or have) or re.search(r"^\s*memory\s*=", settings, re.MULTILINE):
-        yield ok(Message("{gib:.1f} GiB of Windows' memory", gib=have / GIB))
-        return
-    gigabytes = max(round(whole * 0.75 / GIB), 1)
-    yield warn(
-        Message("WSL has {have:.1f} GiB of Windows' {whole:.0f} GiB", have=have / GIB, whole=whole / GIB),
-        remedy=Message(
-            "write memory={gigabytes}GB under [wsl2] in the file that opens, save it, then: wsl --shutdown",
-            gigabytes=gigabytes,
-        ),
-        command="notepad $env:USERPROFILE\\.wslconfig",
-        shell="powershell",
-    )
+    whole = int(said.text) if said.ok and said.text.isdigit() else 0
+    if have < 0.7 * whole:
+        yield warn(
+            Message("WSL has {have:.1f} GiB of Windows' {whole:.0f} GiB", have=have / GIB, whole=whole / GIB),
+            remedy=Message(
+                "write memory={gigabytes}GB under [wsl2] in the file that opens, save it, then: wsl --shutdown",
+                gigabytes=max(round(whole * 0.75 / GIB), 1),
+            ),
+            command="notepad $env:USERPROFILE\\.wslconfig",
+            shell="powershell",
+        )
 
 
-def network(here: Here) -> Iterator[Diagnosis]:
+def folder(here: Here) -> Iterator[Finding]:
+    """The files of Windows go through a server."""
+    path = here.folders[0].path
+    if here.facts.wsl and re.match(r"/mnt/[a-z](/|$)", path):
+        cause = Message("{path} is a folder of Windows, ten times slower than WSL's own", path=path)
+        yield warn(cause, remedy=Message("keep data and runs in WSL's own folders"), command="cd ~")
+
+
+def network(here: Here) -> Iterator[Finding]:
     """Whether others reach this machine. To join, it need not be reached."""
-    kind = here.reachability()
+    kind = here.reachability
     if kind not in ("wsl-nat", "wsl-mirrored"):
         return
     if here.port is None:
@@ -64,46 +89,34 @@ def network(here: Here) -> Iterator[Diagnosis]:
             else Message("has the network of Windows (mirrored)")
         )
     elif kind == "wsl-nat":
-        yield from _behind_windows(here, here.port)
+        yield _behind_windows(here, here.port)
     else:
-        yield from _mirrored(here, here.port)
+        yield _mirrored(here, here.port)
 
 
-def _mirrored(here: Here, port: int) -> Iterator[Diagnosis]:
-    said = here.run(*POWERSHELL, PORTS)
-    if said and said.ok and lets_in(said.text, port):
-        yield ok(Message("the Hyper-V firewall lets port {port} in", port=port))
-        return
-    yield warn(
+def _mirrored(here: Here, port: int) -> Finding:
+    said = here.run(*POWERSHELL, "(Get-NetFirewallHyperVRule -Name cuadrilla | Get-NetFirewallPortFilter).LocalPort")
+    if said.ok and str(port) in said.text.split():
+        return ok(Message("the Hyper-V firewall lets port {port} in", port=port))
+    return warn(
         Message("the Hyper-V firewall may not let port {port} in", port=port),
         command=f"New-NetFirewallHyperVRule -Name cuadrilla -DisplayName cuadrilla -Direction Inbound "
-        f"-VMCreatorId '{WSL_CREATOR}' -Protocol TCP -LocalPorts {port} -Action Allow",
+        f"-VMCreatorId '{CREATOR}' -Protocol TCP -LocalPorts {port} -Action Allow",
         shell="administrator",
     )
 
 
-def lets_in(ports: str, port: int) -> bool:
-    """Whether a list of ports, ranges (47000-48000, 47000:48000) and `Any` has this one."""
-    for part in re.split(r"[,\s]+", ports):
-        found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", part)
-        if part.lower() == "any" or (found and int(found[1]) <= port <= int(found[2] or found[1])):
-            return True
-    return False
-
-
-def _behind_windows(here: Here, port: int) -> Iterator[Diagnosis]:
-    """One forwarded port: right if it leads here."""
-    forwards = [row for row in portproxy(here) if row[1] == port]
-    if any(inner == here.address for _, _, inner, _ in forwards):
-        yield ok(Message("Windows forwards port {port} to this WSL", port=port))
-    if forwards:
-        return  # to an address that WSL had before: `stale` says so
-    yield warn(
+def _behind_windows(here: Here, port: int) -> Finding:
+    """Windows must forward the port to this WSL, which has another address after each start."""
+    said = here.run("netsh.exe", "interface", "portproxy", "show", "all")
+    if re.search(rf"\s{port}\s+{re.escape(here.address)}\s+{port}\s*$", said.text, re.MULTILINE):
+        return ok(Message("Windows forwards port {port} to this WSL", port=port))
+    return warn(
         Message("others do not reach {address}:{port}, behind Windows' address", address=here.address, port=port),
         remedy=Message(
-            "let another machine coordinate, or write networkingMode=mirrored under [wsl2] in .wslconfig "
-            "(Windows 11), or forward the port, and: cuadrilla up RUN --address {windows}:{port}; {windows} is what "
-            "ipconfig shows for the network card",
+            "and: cuadrilla up RUN --address {windows}:{port} ({windows}: what ipconfig shows for the network card). "
+            "After each start of WSL type it again; or let another machine coordinate, or write "
+            "networkingMode=mirrored under [wsl2] in .wslconfig (Windows 11)",
             windows=WINDOWS,
             port=port,
         ),
@@ -113,34 +126,3 @@ def _behind_windows(here: Here, port: int) -> Iterator[Diagnosis]:
         f"-LocalPort {port} -Profile Private",
         shell="administrator",
     )
-
-
-def stale(here: Here) -> Iterator[Diagnosis]:
-    """A forwarded port of yesterday: WSL has another address after each start."""
-    own = {address for card in here.cards for address in card.addresses}
-    for outer, outer_port, inner, inner_port in portproxy(here) if here.host.wsl and here.address else ():
-        if inner in own or not _is_of_wsl(inner):
-            continue
-        yield warn(
-            Message(
-                "Windows forwards port {port} to {old}, which WSL had before; it has {new} now",
-                port=outer_port, old=inner, new=here.address,
-            ),
-            command=f"netsh interface portproxy set v4tov4 listenaddress={outer} listenport={outer_port} "
-            f"connectaddress={here.address} connectport={inner_port}",
-            shell="administrator",
-        )  # fmt: skip
-
-
-def _is_of_wsl(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address) in WSL_NAT
-    except ValueError:
-        return False
-
-
-def portproxy(here: Here) -> list[tuple[str, int, str, int]]:
-    """(address, port, address it leads to, port there) of each port that Windows forwards, in any language."""
-    said = here.run("netsh.exe", "interface", "portproxy", "show", "all")
-    rows = PROXY_ROW.finditer(said.text if said else "")
-    return [(row[1], int(row[2]), row[3], int(row[4])) for row in rows]

@@ -6,38 +6,30 @@ A VPN that is the way out of a machine is not the network that the machines besi
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from cuadrilla.host.container import read_text
-from cuadrilla.host.reachability import default_card
-from cuadrilla.host.usage import PSUTIL_ERRORS
+from cuadrilla.host.facts import PSUTIL_ERRORS
 
 NOBODYS = ("192.0.2.1", 9)  # RFC 5737: an address that is nobody's
 TUNNEL = re.compile(r"(u?tun|wg|tailscale|ppp|ipsec|zt)[0-9]*|.*(vpn|tailscale|wireguard|nordlynx).*", re.IGNORECASE)
 """Names of their cards: Windows and some programs leave out the flag that says so."""
+LOOPBACK = re.compile(r"(?i)lo\d*$|loopback")
+VIRTUAL = re.compile(r"(?i)(veth|docker|br-|virbr|cni|flannel|cali|ifb|tun|tap|wg|utun|tailscale|bridge|vethernet)")
+"""Cards of containers and virtual machines: nobody on the network dials them, and a real one counts their bytes."""
 OWN_NETWORKS = ipaddress.ip_network("fc00::/7")  # of IPv6: as 192.168.0.0/16 is of IPv4
-GATEWAY, HAS_GATEWAY = 2, 0x2  # of /proc/net/route: the column, and the flag that it is a router's
-FLEETING = 0x01 | 0x20  # of /proc/net/if_inet6 (if_addr.h): temporary, and no longer to be used
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkCard:
-    """One that is up. `addresses`: those that stay before those that change every day."""
+    """One that is up. `is_tunnel`: it leads into a VPN, or dials in somewhere: not to the machines beside this one."""
 
     name: str
     addresses: tuple[str, ...] = ()
-    mtu: int = 1500
-    is_default: bool = False
-    """The way to other networks."""
-    has_router: bool = False
-    """Some network is reached over a router on this card's."""
     is_tunnel: bool = False
-    """It leads into a VPN, or dials in somewhere: not to the machines beside this one."""
 
 
 def read_cards() -> tuple[NetworkCard, ...]:
@@ -46,25 +38,12 @@ def read_cards() -> tuple[NetworkCard, ...]:
         stats, all_addresses = psutil.net_if_stats(), addresses()
     except PSUTIL_ERRORS:
         return ()
-    routes = read_text(Path("/proc/net/route"))
-    default, routed = default_card(routes), routed_cards(routes)
-    fleeting = fleeting_addresses(read_text(Path("/proc/net/if_inet6")))
     cards = []
     for name, stat in stats.items():
         flags = stat.flags.split(",")
         tunnel = is_tunnel(name, flags=flags)
         if stat.isup or (tunnel and "up" in flags):  # the system uses a tunnel that has lost its other end
-            own = sorted((each for each in all_addresses.get(name, []) if each), key=fleeting.__contains__)
-            cards.append(
-                NetworkCard(
-                    name=name,
-                    addresses=tuple(own),
-                    mtu=stat.mtu,
-                    is_default=name == default,
-                    has_router=name in routed,
-                    is_tunnel=tunnel,
-                )
-            )
+            cards.append(NetworkCard(name=name, addresses=tuple(all_addresses.get(name, ())), is_tunnel=tunnel))
     return tuple(cards)
 
 
@@ -73,16 +52,10 @@ def is_tunnel(name: str, *, flags: Sequence[str]) -> bool:
     return "pointopoint" in flags or TUNNEL.fullmatch(name) is not None
 
 
-def routed_cards(routes: str) -> set[str]:
-    """Those with a router, of /proc/net/route."""
-    rows = [line.split() for line in routes.splitlines()[1:]]
-    return {row[0] for row in rows if len(row) > 3 and row[GATEWAY].strip("0") and int(row[3], 16) & HAS_GATEWAY}
-
-
-def fleeting_addresses(text: str) -> set[str]:
-    """IPv6 addresses of /proc/net/if_inet6 that will be others tomorrow."""
-    rows = [line.split() for line in text.splitlines()]
-    return {str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if len(row) > 4 and int(row[4], 16) & FLEETING}
+def real_cards(names: Iterable[str]) -> list[str]:
+    """Those that lead out of this machine: real ones if there are any, never the loopback."""
+    outer = [name for name in names if not LOOPBACK.match(name)]
+    return [name for name in outer if not VIRTUAL.match(name)] or outer
 
 
 def way_out() -> str:
@@ -107,9 +80,10 @@ def near(cards: Sequence[NetworkCard], *, version: Literal[4, 6] = 4) -> list[st
     IPv4 addresses that a card gave itself only if there is no other.
     """
     found = []
+    real = real_cards(card.name for card in cards if not card.is_tunnel)
     for card in cards:
-        own = [ipaddress.ip_address(text) for text in card.addresses if not card.is_tunnel]
-        fit = [each for each in own if each.version == version and not each.is_loopback]
+        own = [ipaddress.ip_address(text) for text in card.addresses if card.name in real]
+        fit = [each for each in own if each.version == version]
         if version == 6:
             best = [each for each in fit if each in OWN_NETWORKS] or fit
             fit = [each for each in best if not each.is_link_local][:1]

@@ -1,22 +1,25 @@
 """What this machine is: system, WSL2, container, processor, memory and the limits a container sets.
 
-`parse_*` are pure (text in, value out) and `read_facts` is thin around them. Nothing here raises: what cannot be
-found out is None. psutil reports the host even inside a container, so the limits come from `host/container.py`.
+Nothing here raises: what cannot be found out is None. psutil reports the host even inside a container, so the limits
+come from `host/container.py`.
 """
 
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from cuadrilla.host.container import find_cgroups, read_cpu, read_memory, read_text
+from cuadrilla.host.container import Cgroups, read_cpu, read_memory, read_text
 from cuadrilla.host.programs import run
 
+PSUTIL_ERRORS = (psutil.Error, OSError, RuntimeError, ValueError, KeyError, AttributeError, NotImplementedError)
+"""What psutil raises where a system tells nothing, or /proc is not mounted."""
 SYSCTL_SECONDS = 5.0
 
 
@@ -59,12 +62,6 @@ def parse_wsl(kernel: str) -> int | None:
     return 1 if re.match(r"[34]\.", lowered) and "wsl2" not in lowered and "standard" not in lowered else 2
 
 
-def parse_os_release(text: str) -> str | None:
-    """PRETTY_NAME of /etc/os-release."""
-    match = re.search(r'^PRETTY_NAME=(["\']?)(.*?)\1\s*$', text, re.MULTILINE)
-    return match[2] or None if match else None
-
-
 def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
     """Name and flags (`avx512_bf16`, `amx_bf16`, ...) of the processor, from /proc/cpuinfo of an x86 or ARM Linux."""
     rows = [
@@ -80,49 +77,28 @@ def cpu_flags() -> frozenset[str]:
     return parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[1]
 
 
-def parse_container(
-    *, environ: Mapping[str, str], cgroup: str, files: Iterable[str], init_environ: str = ""
-) -> str | None:
-    """The kind of container, from `container=`, /proc/1/cgroup and the marker files that runtimes leave."""
-    present = set(files)
+def find_container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """The kind of container, from the marks that runtimes leave."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
-    if "/run/.containerenv" in present:
+    if (root / "run/.containerenv").exists():
         return "podman"
-    if "/.dockerenv" in present:
-        return "docker"
-    named = re.search(r"(?:^|\0)container=([\w-]+)", init_environ)
-    declared = environ.get("container") or (named[1] if named else "")
-    if declared:
-        return declared
-    match = re.search(r"/(docker|kubepods|lxc|podman|libpod|containerd)\b", cgroup)
-    return {"kubepods": "kubernetes", "libpod": "podman"}.get(match[1], match[1]) if match else None
+    return "docker" if (root / ".dockerenv").exists() else environ.get("container") or None
 
 
 def _processor(system: str) -> str | None:
+    found = ""
     if system == "Linux":
-        found = parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[0]
-    else:
-        found = _sysctl("machdep.cpu.brand_string") if system == "Darwin" else _windows_cpu_name()
+        found = parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[0] or ""
+    elif system == "Darwin":
+        found = _sysctl("machdep.cpu.brand_string")
     return found or platform.processor() or platform.machine() or None
 
 
-def _sysctl(name: str) -> str | None:
+def _sysctl(name: str) -> str:
     """One value of macOS's sysctl."""
     said = run(["/usr/sbin/sysctl", "-n", name], seconds=SYSCTL_SECONDS)
-    return (said.text if said is not None and said.ok else "") or None
-
-
-def _windows_cpu_name() -> str | None:
-    if sys.platform == "win32":
-        import winreg
-
-        try:
-            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
-                return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
-        except OSError:
-            pass
-    return None
+    return said.text if said.ok else ""
 
 
 def _logical_cores() -> int | None:
@@ -134,41 +110,34 @@ def _logical_cores() -> int | None:
 
 def _system_version(system: str) -> str | None:
     if system == "Linux":
-        return parse_os_release(read_text(Path("/etc/os-release")))
+        with suppress(OSError):
+            return platform.freedesktop_os_release()["PRETTY_NAME"]
+        return None
     return (platform.mac_ver()[0] if system == "Darwin" else platform.version()) or None
 
 
 def _read_memory() -> tuple[int | None, int | None]:
     try:
         memory = psutil.virtual_memory()
-    except (OSError, RuntimeError, ValueError, KeyError, psutil.Error):
-        return None, None  # psutil raises what it meets when /proc is not mounted or lacks a line
+    except PSUTIL_ERRORS:
+        return None, None
     return memory.total, memory.available
 
 
 def read_facts() -> Facts:
     """This machine, now. Never raises."""
-    system = platform.system()
-    linux = system == "Linux"
+    system, kernel = platform.system(), platform.release() or None
     total, available = _read_memory()
-    groups = find_cgroups() if linux else None
-    memory, cpu = (read_memory(groups), read_cpu(groups)) if groups else (None, None)
+    memory, cpu = read_memory(Cgroups()), read_cpu(Cgroups())
     limit = memory[1] if memory else None
-    kernel = platform.release() or None
-    container = parse_container(
-        environ=os.environ,
-        cgroup=read_text(Path("/proc/1/cgroup")),
-        files=[path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)],
-        init_environ=read_text(Path("/proc/1/environ")),
-    )
     return Facts(
         system=system,
         system_version=_system_version(system),
         kernel=kernel,
         machine=platform.machine() or None,
         rosetta=system == "Darwin" and _sysctl("sysctl.proc_translated") == "1",
-        wsl=parse_wsl(kernel or "") if linux else None,
-        container=container if linux else None,
+        wsl=parse_wsl(kernel or "") if system == "Linux" else None,
+        container=find_container(os.environ) if system == "Linux" else None,
         processor=_processor(system),
         logical_cores=_logical_cores(),
         cpu_quota=cpu[1] if cpu else None,

@@ -1,93 +1,37 @@
-"""Asking torch about devices, in a child process with a time limit.
+"""The child process that asks the GPUs: drivers hang, crash with a signal and print rubbish, and here they may.
 
-Drivers hang, crash with a signal and print rubbish. The child therefore prints one JSON object per line as it goes;
-`ask` never raises, and what a child said before it died is kept.
-
-`python -m cuadrilla.host.probe` is the child.
+`python -P -m cuadrilla.host.probe` prints an object of JSON per line as it goes: what torch is, what NVIDIA's library
+(NVML) says of the cards, each device that torch sees and whether it computes. With `cards` it asks NVML alone, which
+takes 50 ms. It imports nothing of ours, so that it is small; whoever starts it (`devices.py`, `gpus.py`) sets a limit.
 """
 
 import contextlib
 import importlib
 import json
 import math
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from cuadrilla.host.programs import MAX_OUTPUT_BYTES, run
-from cuadrilla.messages import Message
-
-Row = Mapping[str, Any]
-
-SPEED_SECONDS = 0.1
 CHILD = (sys.executable, "-P", "-m", "cuadrilla.host.probe")
 """-P: a file torch.py or json.py in the user's folder must not shadow the real one."""
+CARDS_CHILD = (*CHILD, "cards")
+SPEED_SECONDS = 0.1
+MAX_CARDS, MAX_PROCESSES = 16, 1000
+SINCE_SECONDS = 3.0
+"""The driver looks a few times a second, and keeps what it saw for a while."""
+NVIDIA = "0x10de"
+"""Of the maker, on the PCI bus."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeAnswer:
-    """What a child said, line by line, and how it failed if it did not reach its end."""
-
-    rows: tuple[Row, ...] = ()
-    fault: str | None = None
-    timed_out: bool = False
-
-    def first(self, stage: str) -> Row:
-        return next(iter(self.all(stage)), {})
-
-    def all(self, stage: str) -> list[Row]:
-        return [row for row in self.rows if row.get("stage") == stage]
-
-
-def ask(argv: Sequence[str] = CHILD, *, seconds: float) -> ProbeAnswer:
-    """What a child said. Never raises."""
-    said = run(argv, seconds=seconds)
-    if said is None:
-        return ProbeAnswer(fault=Message("could not be queried"))
-    rows, garbage = parse_rows(said.text)
-    if rows and rows[-1].get("stage") == "end":  # a crash after that, in a driver's own clean-up, changes nothing
-        return ProbeAnswer(rows=tuple(rows))
-    if said.code is not None:
-        return ProbeAnswer(rows=tuple(rows), fault=describe_exit(said.code, garbage=garbage))
-    if len(said.text) > MAX_OUTPUT_BYTES // 2:
-        return ProbeAnswer(rows=tuple(rows), fault=Message("printed more than {bytes} bytes", bytes=MAX_OUTPUT_BYTES))
-    fault = Message("did not answer within {seconds:g} s", seconds=seconds)
-    return ProbeAnswer(rows=tuple(rows), fault=fault, timed_out=True)
-
-
-def parse_rows(text: str) -> tuple[list[Row], list[str]]:
-    """The JSON objects of a child's output, and the lines that are none. Noise between them is allowed."""
-    rows: list[Row] = []
-    garbage = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif line.strip():
-            garbage.append(line.strip())
-    return rows, garbage
-
-
-def describe_exit(code: int, *, garbage: Sequence[str]) -> Message:
-    """Why a child that is over did not finish its answer. `garbage`: what it said beside it."""
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return Message("was killed by {signal}", signal=signal.Signals(-code).name)
-        return Message("was killed by signal {number}", number=-code)
-    if code:
-        shown = f"0x{code:08X}" if code > 0xFFFF else str(code)  # Windows: 0xC0000005 is an access violation
-        if not garbage:
-            return Message("failed with exit code {code}", code=shown)
-        return Message("failed with exit code {code}: {said}", code=shown, said=garbage[-1][:200])
-    if not garbage:
-        return Message("gave no complete answer")
-    return Message("gave an answer that cannot be read: {answer!r}", answer=garbage[0][:80])
+def main(*, cards_only: bool) -> None:
+    if cards_only:
+        tell_cards()
+    else:
+        tell_torch()
+    _emit("end")
 
 
 def _emit(stage: str, **fields: Any) -> None:
@@ -99,15 +43,93 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def tell_torch() -> None:
-    """The child that imports torch and tries every accelerator it sees."""
+# NVIDIA's library
+
+
+def tell_cards() -> None:
+    """`problem`: the library's, or that there is no driver for a card."""
     try:
-        # By name: no module of this layer imports torch, and only a child process runs this line.
-        torch = importlib.import_module("torch")
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        _emit("cards", driver=_asked(nvml, "nvmlSystemGetDriverVersion"), gpus=_cards(nvml))
+    except ImportError:
+        _emit("cards", gpus=[])
+    except nvml.NVMLError as error:
+        if error.value not in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            _emit("cards", problem=str(error))
+        else:
+            _emit("cards", gpus=[], without_driver=_has_card())
+
+
+def _has_card(bus: Path = Path("/sys/bus/pci/devices")) -> bool:
+    with contextlib.suppress(OSError):
+        return any(file.read_text().strip() == NVIDIA for file in bus.glob("*/vendor"))
+    return False
+
+
+def _cards(nvml: Any) -> list[dict[str, Any]]:
+    """What each card says; what it does not say is None. Raises NVMLError when the driver has gone."""
+    found = []
+    for index in range(min(nvml.nvmlDeviceGetCount(), MAX_CARDS)):
+        card = _asked(nvml, "nvmlDeviceGetHandleByIndex", index)
+        busy = _asked(nvml, "nvmlDeviceGetUtilizationRates", card)
+        memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", card)
+        milliwatts = _asked(nvml, "nvmlDeviceGetPowerUsage", card)
+        found.append(
+            {
+                "index": index,
+                "name": _asked(nvml, "nvmlDeviceGetName", card) or "GPU",
+                "capability": _asked(nvml, "nvmlDeviceGetCudaComputeCapability", card),
+                "busy_percent": getattr(busy, "gpu", None),
+                "memory_used_bytes": getattr(memory, "used", None),
+                "memory_bytes": getattr(memory, "total", None),
+                "temperature_celsius": _asked(nvml, "nvmlDeviceGetTemperature", card, nvml.NVML_TEMPERATURE_GPU),
+                "power_watts": None if milliwatts is None else round(milliwatts / 1000, 1),
+                "users": _users(nvml, card),
+            }
+        )
+    return found
+
+
+def _users(nvml: Any, card: Any) -> list[list[int]] | None:
+    """[number, percent of the time] of the processes that used the card in the last seconds. None where the driver does
+    not say: under WSL, of a part of a card."""
+    if card is None:
+        return None
+    since = int((time.time() - SINCE_SECONDS) * 1e6)
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(card, since)
+    except nvml.NVMLError as error:
+        return [] if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # nobody computes
+    newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+    return [[pid, percent] for pid, percent in newest.items() if pid and percent <= 100][:MAX_PROCESSES]
+
+
+def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
+    """A query's answer, or None: on WSL2, in containers and on parts of a card many are "not supported"."""
+    if arguments and arguments[0] is None:  # a card that has no handle
+        return None
+    try:
+        value = getattr(nvml, name)(*arguments)
+    except nvml.NVMLError:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# torch
+
+
+def tell_torch() -> None:
+    """Import torch and try every device that it sees. The processor comes before the drivers, which may hang."""
+    try:
+        torch = importlib.import_module("torch")  # by name: only this process runs the line
     except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
         _emit("torch", error=_first_line(error))
+        tell_cards()
         return
-    _emit("torch", version=str(torch.__version__), cuda=torch.version.cuda, hip=torch.version.hip)
+    _emit("torch", version=str(torch.__version__), cuda=torch.version.cuda)
+    _emit("tested", kind="cpu", index=0, **_try_out(torch, "cpu"))
+    tell_cards()
     for kind, available, describe in (
         ("cuda", torch.cuda.is_available, _cuda_devices),
         ("mps", torch.backends.mps.is_available, _mps_devices),
@@ -120,7 +142,6 @@ def tell_torch() -> None:
                 _emit("tested", kind=kind, index=index, **_try_out(torch, f"{kind}:{index}"))
         except (RuntimeError, AssertionError, OSError) as error:
             _emit("problem", kind=kind, error=_first_line(error))
-    _emit("tested", kind="cpu", index=0, **_try_out(torch, "cpu"))
 
 
 def _try_out(torch: Any, device: str) -> dict[str, Any]:
@@ -152,22 +173,14 @@ def _gflops(torch: Any, device: str, dtype: str) -> float:
 
 
 def _cuda_devices(torch: Any) -> Iterator[dict[str, Any]]:
-    arches = torch.cuda.get_arch_list()
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        yield {
-            "name": about.name,
-            "memory_bytes": about.total_memory,
-            "free_bytes": torch.cuda.mem_get_info(index)[0],
-            "capability": None if torch.version.hip else [about.major, about.minor],
-            "arches": arches,
-            "uuid": str(getattr(about, "uuid", "")),
-        }
+        capability = None if torch.version.hip else [about.major, about.minor]
+        yield {"name": about.name, "memory_bytes": about.total_memory, "capability": capability}
 
 
 def _mps_devices(torch: Any) -> Iterator[dict[str, Any]]:
-    limit = torch.mps.recommended_max_memory()
-    yield {"name": None, "memory_bytes": limit, "free_bytes": limit - torch.mps.driver_allocated_memory()}
+    yield {"name": None, "memory_bytes": torch.mps.recommended_max_memory()}
 
 
 def _xpu_devices(torch: Any) -> Iterator[dict[str, Any]]:
@@ -177,5 +190,5 @@ def _xpu_devices(torch: Any) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    tell_torch()
-    _emit("end")
+    with contextlib.suppress(KeyboardInterrupt, OSError):  # OSError: nobody reads the answer any more
+        main(cards_only=sys.argv[1:] == ["cards"])

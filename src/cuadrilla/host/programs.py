@@ -1,20 +1,24 @@
 """Running other programs with a time limit: what they said, and how they ended.
 
-A driver's program may hang for ever, and Windows' programs answer in UTF-16. Nothing here raises or waits longer.
-Output goes to a temporary file, not a pipe: a grandchild that keeps a pipe open cannot hold us up.
+A driver's program may hang for ever. Nothing here raises or waits longer. Output goes to a temporary file, not a pipe:
+a grandchild that keeps a pipe open cannot hold us up.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MAX_OUTPUT_BYTES = 1 << 20
+NOT_FOUND = 127
+"""As a shell has it."""
 POLL_SECONDS = 0.05
 REAP_SECONDS = 2.0
 """A child stuck inside a driver may not die at once; then it is left to the system."""
@@ -22,7 +26,8 @@ REAP_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramAnswer:
-    """`text`: what it wrote on both streams. `code` None: it did not end in time, or would not stop talking."""
+    """`text`: what it wrote on both streams. `code` None: it did not end in time, or would not stop talking;
+    `NOT_FOUND`: there is no such program, or it cannot be started."""
 
     text: str = ""
     code: int | None = 0
@@ -34,11 +39,9 @@ class ProgramAnswer:
 
 def run(
     argv: Sequence[str], *, seconds: float, stdin: bytes = b"", stop: Callable[[], bool] = lambda: False
-) -> ProgramAnswer | None:
-    """What a program says, in English where it can; None if there is no such program, or it cannot be started.
-
-    It is killed after so many seconds, and a moment after `stop()` is true.
-    """
+) -> ProgramAnswer:
+    """What a program says, in English where it can. It is killed after so many seconds, or soon after
+    `stop()` is true."""
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as said:
             said.write(stdin)
@@ -55,11 +58,12 @@ def run(
                 _wait(process, output.fileno(), deadline=time.monotonic() + seconds, stop=stop)
             finally:
                 code = process.poll()
-                kill(process)
+                _kill(process)
             output.seek(0)
-            return ProgramAnswer(text=decoded(output.read(MAX_OUTPUT_BYTES)), code=code)
+            text = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+            return ProgramAnswer(text=text.replace("\r\n", "\n").strip(), code=code)
     except OSError:  # or there is no room for a temporary file
-        return None
+        return ProgramAnswer(code=NOT_FOUND)
 
 
 def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float, stop: Callable[[], bool]) -> None:
@@ -73,7 +77,7 @@ def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float, s
             process.wait(timeout=POLL_SECONDS)
 
 
-def kill(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """With what it started. Returns soon, also where a driver holds it."""
     if process.poll() is not None:
         return
@@ -86,7 +90,10 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         process.wait(timeout=REAP_SECONDS)
 
 
-def decoded(said: bytes) -> str:
-    """UTF-8, or what WSL's own programs write: UTF-16 without a mark."""
-    text = said.decode("utf-16-le" if b"\0" in said[:8] else "utf-8", errors="replace")
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").strip()
+def json_rows(text: str) -> list[Mapping[str, Any]]:
+    """The objects among the lines of an output; drivers and libraries print other things between them."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]

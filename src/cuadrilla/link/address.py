@@ -74,14 +74,10 @@ def listening_address(text: str) -> Address:
 
 
 def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
-    """`out`, the address of the way to other networks, or the only one; never a VPN's. Raises LinkError.
-
-    With a VPN as the way out: the address of the card that has a router, else the only other one.
-    """
-    tunnel = tunnel_out(out, cards)
-    if out and tunnel is None:
+    """`out`, the address of the way to other networks, or the only one; never a VPN's. Raises LinkError."""
+    if out and tunnel_out(out, cards) is None:
         return out
-    found = (near([card for card in cards if card.has_router]) if tunnel else []) or near(cards)
+    found = near(cards)
     if len(found) == 1:
         return found[0]
     raise LinkError(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host.usage import Usage, parse_usage, usage_data
+from cuadrilla.host.usage import Usage, usage_data
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
@@ -68,9 +68,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, AfterValidator(lambda text: one_line(text, most=MAX_TEXT))]
 Facts = Annotated[Mapping[Text, Text], Field(max_length=MAX_FACTS)]
-SomeUsage = Annotated[
-    Usage, PlainValidator(lambda said: parse_usage(said if isinstance(said, dict) else {})), PlainSerializer(usage_data)
-]
+SomeUsage = Annotated[Usage, PlainSerializer(usage_data)]
 Sha256 = Annotated[
     bytes, BeforeValidator(bytes.fromhex), Field(min_length=32, max_length=32), PlainSerializer(bytes.hex)
 ]

@@ -90,8 +90,7 @@ class Alarms:
     def _send(self, message: Mapping[str, str]) -> None:
         if self._section.command:
             said = dumps(message).encode()
-            answer = run_program(self._section.command, seconds=self._limit_seconds, stdin=said)
-            if answer is None or not answer.ok:
+            if not run_program(self._section.command, seconds=self._limit_seconds, stdin=said).ok:
                 log.warning("alarm.command did not start, or did not end well in %g s", self._limit_seconds)
         if self._addresses is not None and not _notify(self._addresses, message):
             log.warning("apprise could not send a message to every address in %s", self._addresses)

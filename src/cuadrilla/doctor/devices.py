@@ -1,0 +1,58 @@
+"""Checks of what computes: torch, and each GPU that it or the driver sees (`host/devices.py`)."""
+
+import sys
+from collections.abc import Iterator
+from shlex import quote
+
+from cuadrilla.doctor.finding import Finding, fail, ok, warn
+from cuadrilla.doctor.here import Here
+from cuadrilla.host.devices import HINT_DRIVER, HINT_INSTALL, HINT_RESTART, HINT_SLOW, Device
+from cuadrilla.messages import Message
+
+GIB = 2**30
+
+
+def torch(here: Here) -> Iterator[Finding]:
+    """It loads, and computes on the processor."""
+    cpu = here.devices[-1]
+    if cpu.error:
+        yield _broken(here, cpu.error, cpu.hint)
+    else:
+        yield ok(Message("PyTorch {version}", version=cpu.torch_version))
+
+
+def gpu(here: Here) -> Iterator[Finding]:
+    """Each accelerator: it computes, or why it does not."""
+    for device in here.devices[:-1]:
+        if device.error is None:
+            yield ok(_described(device))
+        else:
+            about = {"device": device.label, "name": device.name, "error": device.error}
+            yield _broken(here, Message("{device} {name}: {error}", **about), device.hint)
+
+
+def _broken(here: Here, cause: str, hint: str) -> Finding:
+    """A command in place of the hint that names one."""
+    if hint == HINT_SLOW:
+        return warn(cause, command="cuadrilla doctor --timeout 120")
+    if hint == HINT_INSTALL or hint.startswith("pip "):
+        arguments = "install --force-reinstall torch" if hint == HINT_INSTALL else hint.removeprefix("pip ")
+        return fail(cause, command=f"{quote(sys.executable)} -m pip {arguments}")
+    if hint == HINT_RESTART and here.facts.wsl:
+        return fail(cause, command="wsl --shutdown", shell="powershell")
+    if hint == HINT_DRIVER and "Ubuntu" in (here.facts.system_version or ""):
+        return fail(cause, remedy=hint, command=here.as_root("ubuntu-drivers install"))
+    return fail(cause, remedy=hint, command=here.as_root("reboot") if hint == HINT_RESTART else "")
+
+
+def _described(device: Device) -> Message:
+    gib = (device.memory_bytes or 0) / GIB
+    if device.capability is None:
+        return Message("{device} {name}, {gib:.1f} GiB", device=device.label, name=device.name, gib=gib)
+    return Message(
+        "{device} {name}, {gib:.1f} GiB, compute capability {capability}",
+        device=device.label,
+        name=device.name,
+        gib=gib,
+        capability=f"{device.capability[0]}.{device.capability[1]}",
+    )
