@@ -17,8 +17,8 @@ GIB = 2**30
 PORT = 47470
 FACTS = Facts(
     system="Linux", system_version="Ubuntu 24.04.1 LTS", kernel="6.8.0-45-generic", machine="x86_64", rosetta=False,
-    wsl=None, container=None, processor="i9-13900K", logical_cores=16, cpu_quota=None, memory_bytes=32 * GIB,
-    available_bytes=24 * GIB, memory_limit_bytes=None,
+    wsl=None, container=None, processor="i9-13900K", cores=16, memory_bytes=32 * GIB,
+    available_bytes=24 * GIB,
 )  # fmt: skip
 CPU = Device(kind="cpu", index=0, name="i9-13900K", torch_version="2.13.0+cu130")
 CARD = Device(

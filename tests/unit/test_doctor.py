@@ -121,7 +121,7 @@ SICK = [
      ["/mnt/c/Users/ana/run is a folder of Windows, ten times slower", "cd ~"]),
     (with_memory(LINUX, 1.9), "machine.memory", ["failure"]),
     (with_memory(LINUX, 16, 0.3), "machine.memory", ["warning", "ps -eo"]),
-    (changed(CONTAINER, facts={"memory_limit_bytes": GIB}), "machine.memory", ["docker run --memory"]),
+    (changed(CONTAINER, facts={"memory_bytes": GIB}), "machine.memory", ["docker run --memory"]),
     *((changed(LINUX, environ={name: value}), "machine.variables", [f"{name}={value}", f"unset {name}"])
       for name, value in (("GLOO_SOCKET_IFNAME", "eth99"), ("NCCL_SOCKET_IFNAME", "wlan"), ("OMP_NUM_THREADS", "0"),
                           ("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", "-1"))),

@@ -16,19 +16,15 @@ from tests.patients import FACTS, GIB
 pytestmark = pytest.mark.unit
 
 MAC = dataclasses.replace(FACTS, system="Darwin", machine="arm64", processor="Apple M2")
-CPU_TEST = {"stage": "tested", "kind": "cpu", "index": 0, "error": None, "gflops": 200.0}
+CPU_TEST = {"stage": "device", "kind": "cpu", "index": 0, "error": None, "gflops": 200.0}
 TORCH_CPU = {"stage": "torch", "version": "2.13.0+cpu", "cuda": None}
 TORCH_CUDA = {"stage": "torch", "version": "2.13.0+cu130", "cuda": "13.0"}
 OLD_CARD = {"index": 0, "name": "GTX 1080", "capability": [6, 1], "memory_bytes": 8 * GIB}
 NEW_CARD = {"index": 1, "name": "RTX 4070", "capability": [8, 9]}
 
 
-def seen(card: dict[str, Any], *, index: int = 0) -> dict[str, Any]:
-    return {"stage": "device", "kind": "cuda", **card, "index": index}
-
-
-def trial(index: int = 0, error: str | None = None, kind: str = "cuda") -> dict[str, Any]:
-    return {"stage": "tested", "kind": kind, "index": index, "error": error}
+def tried(card: dict[str, Any], *, error: str | None = None) -> dict[str, Any]:
+    return {"stage": "device", "kind": "cuda", **card, "index": 0, "error": error}
 
 
 def driver(*cards: dict[str, Any], driver: str = "580.82.07") -> dict[str, Any]:
@@ -92,13 +88,6 @@ class TestFacts:
             (tmp_path / name).touch()
         assert find_container(environ, tmp_path) == kind
 
-    def test_usable_is_the_smaller(self):
-        limited = dataclasses.replace(FACTS, memory_limit_bytes=4 * GIB, cpu_quota=1.5)
-        assert (limited.usable_memory_bytes, limited.usable_cores) == (4 * GIB, 1.5)
-        assert (FACTS.usable_memory_bytes, FACTS.usable_cores) == (32 * GIB, 16)
-        unknown = dataclasses.replace(FACTS, memory_bytes=None, logical_cores=None)
-        assert (unknown.usable_memory_bytes, unknown.usable_cores) == (None, None)
-
     @pytest.mark.parametrize("system", ["Linux", "Darwin", "Windows", "Haiku", ""])
     def test_read_facts_never_raises_on_any_system(self, system, monkeypatch):
         monkeypatch.setattr(facts_module.platform, "system", lambda: system)
@@ -117,7 +106,7 @@ class TestDevices:
         assert "update the NVIDIA driver" in install_hint((7, 5), "470.82")
 
     def test_a_good_card(self):
-        gpu, cpu = judged(TORCH_CUDA, driver(NEW_CARD), seen(NEW_CARD), trial())
+        gpu, cpu = judged(TORCH_CUDA, driver(NEW_CARD), tried(NEW_CARD))
         assert gpu == Device(
             kind="cuda",
             index=0,
@@ -130,7 +119,7 @@ class TestDevices:
 
     def test_a_card_without_kernels_names_the_build_to_install(self):
         error = "CUDA error: no kernel image is available for execution on the device"
-        gpu, cpu = judged(TORCH_CUDA, driver(OLD_CARD), seen(OLD_CARD), trial(error=error))
+        gpu, cpu = judged(TORCH_CUDA, driver(OLD_CARD), tried(OLD_CARD, error=error))
         assert gpu.error == "PyTorch 2.13.0+cu130 has no kernels for compute capability 6.1"
         assert "whl/cu126" in gpu.hint
         assert cpu.error is None
@@ -152,21 +141,19 @@ class TestDevices:
         assert gpu.hint.startswith("update the NVIDIA driver, or pip install")
 
     def test_a_hang_in_the_second_card_keeps_the_first(self):
-        rows = TORCH_CUDA, driver(NEW_CARD, OLD_CARD), {"stage": "begin", "kind": "cuda"}, seen(NEW_CARD), trial()
+        rows = TORCH_CUDA, driver(NEW_CARD, OLD_CARD), {"stage": "begin", "kind": "cuda"}, tried(NEW_CARD)
         good, sick, cpu = judged(*rows, fault="did not answer", timed_out=True)
         assert (good.name, good.error) == ("RTX 4070", None)
         assert (sick.name, sick.label, sick.error) == ("GTX 1080", "cuda:1", "PyTorch did not answer")
         assert cpu.error is None
 
-    @pytest.mark.parametrize(
-        ("rows", "fault", "error"),
-        [
-            ((trial(error="CUDA error: uncorrectable ECC"),), None, "CUDA error: uncorrectable ECC"),
-            ((), "was killed by SIGSEGV", "PyTorch was killed by SIGSEGV"),
-        ],
-    )
-    def test_a_card_that_fails_its_test(self, rows, fault, error):
-        assert judged(TORCH_CUDA, seen(NEW_CARD), *rows, fault=fault)[0].error == error
+    def test_a_card_that_fails_its_test(self):
+        gpu, _ = judged(TORCH_CUDA, tried(NEW_CARD, error="CUDA error: uncorrectable ECC"))
+        assert gpu.error == "CUDA error: uncorrectable ECC"
+
+    def test_a_crash_while_testing(self):
+        gpu, _ = judged(TORCH_CUDA, driver(NEW_CARD), {"stage": "begin", "kind": "cuda"}, fault="was killed by SIGSEGV")
+        assert (gpu.name, gpu.error) == ("RTX 4070", "PyTorch was killed by SIGSEGV")
 
     @pytest.mark.parametrize(
         ("said", "error"),
@@ -189,7 +176,7 @@ class TestDevices:
 
     def test_apple(self):
         device = {"stage": "device", "kind": "mps", "index": 0, "name": None, "memory_bytes": 12 * GIB}
-        good, _ = judged({**TORCH_CPU, "version": "2.13.0"}, device, trial(kind="mps"), facts=MAC)
+        good, _ = judged({**TORCH_CPU, "version": "2.13.0"}, device, facts=MAC)
         assert (good.kind, good.error, good.memory_bytes) == ("mps", None, 12 * GIB)
         assert good.name == "Apple M2"
         sick, _ = judged(TORCH_CPU, facts=MAC)

@@ -13,7 +13,6 @@ import pytest
 from cuadrilla.crew import idle_policy as module
 from cuadrilla.crew.idle_policy import QUIET_SECONDS, IdlePolicy, OwnerRules
 from cuadrilla.home import Home
-from cuadrilla.host.gpus import CardUse
 
 pytestmark = pytest.mark.unit
 
@@ -21,14 +20,22 @@ ALL = OwnerRules(while_idle=True, on_power=True)
 GAME = 2**22 + 7
 
 
+Row = dict[str, Any]
+
+
+def use(busy: float | None = None, users: dict[int, float] | None = None) -> Row:
+    """What the driver says of a card, in percent."""
+    return {"busy_percent": busy, "users": None if users is None else [[pid, part] for pid, part in users.items()]}
+
+
 class Cards:
     """What the driver is to say at each look; the last answer stays."""
 
-    def __init__(self, *uses: CardUse) -> None:
+    def __init__(self, *uses: Row) -> None:
         self.answers, self.closed = list(uses), 0
 
-    def uses(self) -> tuple[CardUse, ...]:
-        return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0],)
+    def rows(self) -> list[Row]:
+        return [self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]]
 
     def close(self) -> None:
         self.closed += 1
@@ -58,7 +65,7 @@ def test_work_goes_on_unless_something_is_in_its_way(
     working: bool, reason: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, "read_battery", lambda: (None, battery))
-    policy = policy_with(Cards(CardUse()), Home(tmp_path / "home"))
+    policy = policy_with(Cards(use()), Home(tmp_path / "home"))
     policy.rules, policy._others = rules, lambda: used  # type: ignore[method-assign]
     assert policy.why_wait(working=working) == reason
 
@@ -66,7 +73,7 @@ def test_work_goes_on_unless_something_is_in_its_way(
 def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, now = policy_with(Cards(CardUse()), Home(tmp_path / "home")), 1000.0
+    policy, now = policy_with(Cards(use()), Home(tmp_path / "home")), 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     assert policy.why_wait(working=False) is None
     policy._others = lambda: 0.5  # type: ignore[method-assign]
@@ -113,18 +120,18 @@ print(psutil.Process().nice() - before)
 def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuadrilla.crew.idle_policy.LOOK_SECONDS", 0.01)
     monkeypatch.setattr("cuadrilla.crew.idle_policy.QUIET_SECONDS", 0.05)
-    ours = {os.getpid(): 0.9}
-    cards = Cards(*[CardUse(busy=0.9, users=ours)] * 3, CardUse(busy=1.0, users=ours | {GAME: 0.6}))
+    ours = {os.getpid(): 90}
+    cards = Cards(*[use(90, ours)] * 3, use(100, ours | {GAME: 60}))
     idle_policy = policy_with(cards, Home(tmp_path / "home"))
     assert [idle_policy.why_wait(working=True) for _ in range(4)] == [None] * 3 + ["the machine is being used"]
-    cards.answers = [CardUse(busy=0.6, users={GAME: 0.6})] * 3 + [CardUse(busy=0.0, users={})]
+    cards.answers = [use(60, {GAME: 60})] * 3 + [use(0, {})]
     assert idle_policy.wait_until_idle() < 10
-    assert cards.answers == [CardUse(busy=0.0, users={})]
+    assert cards.answers == [use(0, {})]
 
 
 def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
     """It may be all our own work: that must not keep us from it. Before work begins it is others'."""
-    cards, home = Cards(CardUse(busy=1.0)), Home(tmp_path / "home")
+    cards, home = Cards(use(100)), Home(tmp_path / "home")
     assert policy_with(cards, home).why_wait(working=True) is None
     assert policy_with(cards, home).why_wait(working=False) == "the machine is being used"
     assert policy_with(cards, home, root=os.getppid()).why_wait(working=False) is None  # another worker's, perhaps
@@ -134,7 +141,7 @@ def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
 def test_a_gpu_that_others_use_counts_as_the_processor_does(
     tmp_path: Path, processor: float | None, gpu: float
 ) -> None:
-    policy = policy_with(Cards(CardUse(busy=gpu, users={GAME: gpu})), Home(tmp_path / "home"))
+    policy = policy_with(Cards(use(100 * gpu, {GAME: 100 * gpu})), Home(tmp_path / "home"))
     policy._others = lambda: processor  # type: ignore[method-assign]
     assert policy.why_wait(working=True) == "the machine is being used"
 

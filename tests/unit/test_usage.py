@@ -2,16 +2,20 @@
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from pydantic import TypeAdapter
 
+from cuadrilla.host import container
 from cuadrilla.host import usage as module
 from cuadrilla.host.card import real_cards
 from cuadrilla.host.container import Cgroups, read_cpu, read_memory
-from cuadrilla.host.gpus import CardUse, Gpus, GpuUsage, others_on, parse_ioreg, parse_uses
-from cuadrilla.host.usage import Sampler, Usage, cpu_temperature, usage_data
+from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
+from cuadrilla.host.usage import Sampler, Usage, usage_data
 
 pytestmark = pytest.mark.unit
 
@@ -77,7 +81,7 @@ def test_names_of_gpus_are_bounded() -> None:
 
 
 def test_two_samples_of_this_machine(tmp_path: Path) -> None:
-    with Sampler(gpus=Gpus(()), folder=tmp_path) as sampler:
+    with closing(Sampler(gpus=Gpus(()), folder=tmp_path)) as sampler:
         first = sampler.sample()
         assert first.network_sent_bytes_per_second is None
         assert sum(range(2_000_000)) > 0
@@ -86,14 +90,14 @@ def test_two_samples_of_this_machine(tmp_path: Path) -> None:
     assert (second.process_cpu_percent or 0) > 0
     assert 0 <= (second.disk_free_bytes or 0) <= (second.disk_bytes or 0)
     assert second.gpus == ()
-    assert not sampler.gpus_silent
+    assert not sampler.gpus.is_silent
 
 
 def test_what_is_not_there_is_unknown() -> None:
-    with Sampler(gpus=Gpus(["/nonexistent/python"]), folder=Path("/nonexistent")) as sampler:
+    with closing(Sampler(gpus=Gpus(["/nonexistent/python"]), folder=Path("/nonexistent"))) as sampler:
         sample = sampler.sample()
     assert (sample.disk_bytes, sample.gpus) == (None, ())
-    assert sampler.gpus_silent
+    assert sampler.gpus.is_silent
 
 
 class NoPsutil:
@@ -102,9 +106,10 @@ class NoPsutil:
 
 
 def test_a_system_that_tells_nothing_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Sampler(gpus=Gpus(()), cgroups=Cgroups(Path("/nonexistent"))) as sampler:
+    with closing(Sampler(gpus=Gpus(()), cgroups=Cgroups(Path("/nonexistent")))) as sampler:
         sampler._process = NoPsutil()  # type: ignore[assignment]
-        monkeypatch.setattr(module, "psutil", NoPsutil())
+        for each in (module, container):
+            monkeypatch.setattr(each, "psutil", NoPsutil())
         assert usage_data(sampler.sample()) == {}
 
 
@@ -154,7 +159,7 @@ def test_a_container_is_measured_by_what_it_may_use(tmp_path: Path, files: dict[
     groups = Cgroups(root, root / "proc")
     assert read_memory(groups) == (500 * 2**20, 2**30)
     assert read_cpu(groups) == (3.0, 1.5)
-    with Sampler(gpus=Gpus(()), cgroups=groups) as sampler:
+    with closing(Sampler(gpus=Gpus(()), cgroups=groups)) as sampler:
         sampler.sample()
         idle = sampler.sample()
         tree(root, {"box/cpu.stat": "usage_usec 900000000000\n", "cpuacct/box/cpuacct.usage": f"{10**15}\n"})
@@ -165,10 +170,10 @@ def test_a_container_is_measured_by_what_it_may_use(tmp_path: Path, files: dict[
 
 def test_no_limit_is_the_whole_machine(tmp_path: Path) -> None:
     groups = Cgroups(tree(tmp_path, {"memory.max": "max\n", "cpu.max": "rubbish\n"}), tmp_path / "proc")
-    assert (read_memory(groups), read_cpu(groups)) == (None, None)
+    assert (read_memory(groups)[1], read_cpu(groups)) == (psutil.virtual_memory().total, None)
     unreadable = tree(tmp_path, {"memory.max": "4096\n", "memory.current": "?\n", "cpu.max": "100000 100000\n"})
     groups = Cgroups(unreadable, tmp_path / "proc")
-    assert (read_memory(groups), read_cpu(groups)) == (None, None)
+    assert (read_memory(groups)[1], read_cpu(groups)) == (psutil.virtual_memory().total, None)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +191,6 @@ def test_bytes_of_the_network_are_counted_once(names: list[str], counted: list[s
     assert real_cards(names) == counted
 
 
-def test_the_temperature_is_the_processors() -> None:
-    chips = {"nvme": [80.0], "acpitz": [30.0], "coretemp": [54.0, 61.0, None, 0.0]}
-    assert cpu_temperature(chips) == 61.0
-    assert cpu_temperature({"acpitz": [30.0]}) == 30.0
-    assert cpu_temperature({"nvme": [80.0], "k10temp": [math.nan]}) is None
-
-
 OURS, GAME = 100, 200
 
 
@@ -200,21 +198,17 @@ OURS, GAME = 100, 200
     ("cards", "works", "told_apart", "part"),
     [
         ([], False, True, None),
-        ([CardUse(busy=0.9, users={OURS: 0.9})], True, True, 0.0),
-        ([CardUse(busy=0.9, users={OURS: 0.5, GAME: 0.4})], True, True, 0.4),
-        ([CardUse(busy=1.0, users={GAME: 0.8, 201: 0.7})], True, True, 1.0),
-        ([CardUse(busy=0.9, users={OURS: 0.5, GAME: 0.4})], True, False, None),  # numbers of another system
-        ([CardUse(busy=0.9, users={GAME: 0.4})], False, False, 0.9),
-        ([CardUse(busy=0.9)], True, True, None),  # Apple, WSL: it may be all ours
-        ([CardUse(busy=0.9)], False, True, 0.9),
-        ([CardUse()], False, True, None),
-        ([CardUse(busy=0.1), CardUse(users={GAME: 0.6})], False, True, 0.6),
+        ([(90, [[OURS, 90]])], True, True, 0.0),
+        ([(90, [[OURS, 50], [GAME, 40]])], True, True, 0.4),
+        ([(100, [[GAME, 80], [201, 70]])], True, True, 1.0),
+        ([(90, [[OURS, 50], [GAME, 40]])], True, False, None),  # numbers of another system
+        ([(90, [[GAME, 40]])], False, False, 0.9),
+        ([(90, None)], True, True, None),  # Apple, WSL: it may be all ours
+        ([(90, None)], False, True, 0.9),
+        ([(None, None)], False, True, None),
+        ([(10, None), (None, [[GAME, 60]])], False, True, 0.6),
     ],
 )
-def test_what_of_a_card_others_use(cards: list[CardUse], works: bool, told_apart: bool, part: float | None) -> None:
-    assert others_on(cards, ours={OURS}, told_apart=told_apart, all_are_others=not works) == part
-
-
-def test_uses_are_parts() -> None:
-    rows = [{"index": 0, "busy_percent": 98, "users": [[7, 90], [8, 8]]}, {"busy_percent": None, "users": None}]
-    assert parse_uses(rows) == (CardUse(busy=0.98, users={7: 0.9, 8: 0.08}), CardUse())
+def test_what_of_a_card_others_use(cards: list[Any], works: bool, told_apart: bool, part: float | None) -> None:
+    rows = [{"busy_percent": busy, "users": users} for busy, users in cards]
+    assert others_on(rows, ours={OURS}, told_apart=told_apart, all_are_others=not works) == part

@@ -58,7 +58,7 @@ def monitor(
             reader = open_run(folder, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
             _watch(lambda: reader.data(now=time.time()), run_screen, interval, once=once)
             return
-        with Sampler(folder=Path()) as sampler:
+        with contextlib.closing(Sampler(folder=Path())) as sampler:
             _watch(_ThisMachine(sampler).data, machine_screen, interval, once=once)
 
 
@@ -119,7 +119,7 @@ class _ThisMachine:
     def data(self) -> Data:
         usage, now = asdict(self._sampler.sample()), time.time()
         found = {"time": now, "machine": self._name, "processor": self._processor, **usage}
-        found["gpus_silent"] = self._sampler.gpus_silent
+        found["gpus_silent"] = self._sampler.gpus.is_silent
         nodes = self._nodes()
         crew = self._crew(nodes, now=now)
         return found | ({"nodes": nodes} if nodes else {}) | ({"crew": crew} if crew else {})

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from functools import partial
 from getpass import getpass
 from logging.handlers import RotatingFileHandler
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,6 @@ import typer
 from cuadrilla.cli.model import about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
-from cuadrilla.host.threads import in_passing_thread
 from cuadrilla.link.address import Address
 from cuadrilla.messages import Message, language, shown
 
@@ -92,9 +92,9 @@ def serve(
     with closing(open_port(port)) as listener:  # before the models are loaded, which takes longer
         port = port.bound(listener)
         room = Room(slots=slots, waiting=queue)
-        served, predictors = in_passing_thread(
-            partial(open_served, models, device=device, newest=newest, precision=precision, room=room)
-        )
+        opened = partial(open_served, models, device=device, newest=newest, precision=precision, room=room)
+        with ThreadPool(1) as pool:  # which ends with its helpers of OpenMP: with more threads than cores they sleep
+            served, predictors = pool.apply(opened)
         by_name = {model.name: model for model in served}
         service = Service(models=Models(by_name), predictors=predictors, most_seconds=most_seconds)
         answer(

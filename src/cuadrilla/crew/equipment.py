@@ -29,7 +29,7 @@ def set_threads(config: Config, *, cores: int) -> None:
 
 def num_cores() -> int:
     """Whole cores that this process may use."""
-    return max(1, int(read_facts().usable_cores or 1))
+    return max(1, int(read_facts().cores))
 
 
 def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, speed: float = 1.0) -> Equipment:

@@ -94,7 +94,7 @@ class IdlePolicy:
         """Part of the GPU that other programs use most. While this one works it counts only what is known to be
         theirs; before that, all that the GPU does, unless it may be work of ours in another process.
         """
-        cards = self._gpus.uses()
+        cards = self._gpus.rows()
         if not cards:
             return None
         ours, alone = {process.pid for process in self._own()}, not working and self._root == os.getpid()

@@ -109,7 +109,7 @@ def machine_facts(device: torch.device | None = None) -> dict[str, str]:
     machine = read_facts()
     found = {
         "processor": machine.processor or machine.machine,
-        "cores": f"{machine.usable_cores:g}" if machine.usable_cores else "",
+        "cores": f"{machine.cores:g}",
         "system": machine.system_version or machine.system,
         "container": machine.container or "",
         "wsl": str(machine.wsl or ""),

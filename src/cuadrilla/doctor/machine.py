@@ -33,7 +33,7 @@ def system(here: Here) -> Iterator[Finding]:
             "{system}; {cpu}, {cores:g} cores; Python {python}",
             system=name,
             cpu=facts.processor or facts.machine,
-            cores=facts.usable_cores or 0,
+            cores=facts.cores,
             python=platform.python_version(),
         )
     )
@@ -41,15 +41,13 @@ def system(here: Here) -> Iterator[Finding]:
 
 def memory(here: Here) -> Iterator[Finding]:
     """Enough to train, and not taken by others."""
-    have, free = here.facts.usable_memory_bytes, here.facts.available_bytes
-    if have is None:
-        return
+    have, free = here.facts.memory_bytes, here.facts.available_bytes
     if have < NO_MEMORY_BYTES:
         yield fail(
             Message("{gib:.1f} GiB of memory: too little for PyTorch and a model", gib=have / GIB),
             remedy=Message("a container's limit is set where it is started: docker run --memory 4g"),
         )
-    elif free is not None and free < LITTLE_FREE_BYTES:
+    elif free < LITTLE_FREE_BYTES:
         yield warn(
             Message("{free:.1f} of {gib:.1f} GiB of memory are free", free=free / GIB, gib=have / GIB),
             remedy=Message("close what you do not need; this lists what takes most"),

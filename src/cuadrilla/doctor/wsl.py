@@ -53,7 +53,7 @@ def driver(here: Here) -> Iterator[Finding]:
 def memory(here: Here) -> Iterator[Finding]:
     """WSL takes half of Windows' memory, unless it is told otherwise."""
     have = here.facts.memory_bytes
-    if here.facts.wsl != 2 or have is None or have >= ENOUGH_BYTES:
+    if here.facts.wsl != 2 or have >= ENOUGH_BYTES:
         return
     said = here.run(*POWERSHELL, "(Get-CimInstance Win32_ComputerSystem).TotalPhysicalMemory")
     whole = int(said.text) if said.ok and said.text.isdigit() else 0

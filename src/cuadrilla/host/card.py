@@ -12,8 +12,6 @@ from typing import Literal
 
 import psutil
 
-from cuadrilla.host.facts import PSUTIL_ERRORS
-
 NOBODYS = ("192.0.2.1", 9)  # RFC 5737: an address that is nobody's
 TUNNEL = re.compile(r"(u?tun|wg|tailscale|ppp|ipsec|zt)[0-9]*|.*(vpn|tailscale|wireguard|nordlynx).*", re.IGNORECASE)
 """Names of their cards: Windows and some programs leave out the flag that says so."""
@@ -33,13 +31,8 @@ class NetworkCard:
 
 
 def read_cards() -> tuple[NetworkCard, ...]:
-    """Never raises."""
-    try:
-        stats, all_addresses = psutil.net_if_stats(), addresses()
-    except PSUTIL_ERRORS:
-        return ()
-    cards = []
-    for name, stat in stats.items():
+    cards, all_addresses = [], addresses()
+    for name, stat in psutil.net_if_stats().items():
         flags = stat.flags.split(",")
         tunnel = is_tunnel(name, flags=flags)
         if stat.isup or (tunnel and "up" in flags):  # the system uses a tunnel that has lost its other end

@@ -2,15 +2,14 @@
 
 psutil reports the host even inside a container, so this reads the files of cgroups (v2:
 https://docs.kernel.org/admin-guide/cgroup-v2.html, v1: memory.limit_in_bytes and cpu.cfs_quota_us): the tightest limit
-of our group and those above it. Without a limit there is nothing to report: the machine's own figures are right. Never
-raises.
+of our group and those above it. Without one the machine's own figures are right.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-UNLIMITED_BYTES = 1 << 60  # cgroup v1 spells "no limit" as the largest multiple of a page in 63 bits
+import psutil
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,22 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def read_memory(groups: Cgroups) -> tuple[int, int] | None:
-    """(used, limit) in bytes; None without a limit.
+def read_memory(groups: Cgroups) -> tuple[int, int]:
+    """(used, all) in bytes: of the container if it has a limit, else of the machine.
 
     As `docker stats` has it, pages of files that the kernel would drop at once are not used.
     """
-    found = []
+    machine = psutil.virtual_memory()
+    found = [(machine.total - machine.available, machine.total)]
     for controller, limit_file, used_file, cache in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         for folder in groups.folders(controller):
             limit, used = _number(read_text(folder / limit_file)), _number(read_text(folder / used_file))
-            if limit is not None and used is not None and 0 < limit < UNLIMITED_BYTES:
+            if limit and used is not None:  # v1 spells "no limit" as more than there is
                 found.append((max(0, used - (_stat(folder / "memory.stat", cache) or 0)), limit))
-    return min(found, key=lambda pair: pair[1], default=None)
+    return min(found, key=lambda pair: pair[1])
 
 
 def read_cpu(groups: Cgroups) -> tuple[float, float] | None:

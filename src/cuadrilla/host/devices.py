@@ -72,10 +72,6 @@ class ProbeAnswer:
     def all(self, stage: str) -> list[Row]:
         return [row for row in self.rows if row.get("stage") == stage]
 
-    def tested(self, kind: Kind, index: int) -> Row | None:
-        tests = [row for row in self.all("tested") if (row.get("kind"), row.get("index")) == (kind, index)]
-        return tests[0] if tests else None
-
 
 def probe_devices(*, timeout_seconds: float = 20.0, argv: Sequence[str] = CHILD) -> list[Device]:
     """The devices of this machine, accelerators first. Never raises; another `argv` replaces the child in tests."""
@@ -102,17 +98,19 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
 def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
     """Pure: the devices from what the child said. `visible`: CUDA_VISIBLE_DEVICES."""
     driver = said.first("cards").get("driver")
-    devices = [_reported(row, said, driver=driver, chip=facts.processor) for row in said.all("device")]
+    tried = said.all("device")
+    devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in tried if row["kind"] != "cpu"]
     num_seen = sum(device.kind == "cuda" for device in devices)
     if visible is None and (said.fault or not num_seen):  # NVML has the same order
         cards = said.first("cards").get("gpus", [])[num_seen:]
         devices += [_unseen(card, num_seen + place, said, driver=driver) for place, card in enumerate(cards)]
     if visible is None or visible.strip() not in ("", "-1"):
         devices += _suspected({device.kind for device in devices}, said, facts)
-    return [*devices, _cpu(said, facts)]
+    speed = next((row.get("gflops") for row in tried if row["kind"] == "cpu"), None)
+    return [*devices, _cpu(said, facts, gflops=speed)]
 
 
-def _cpu(said: ProbeAnswer, facts: Facts) -> Device:
+def _cpu(said: ProbeAnswer, facts: Facts, *, gflops: float | None) -> Device:
     """Where torch cannot be loaded at all, its error is the processor's."""
     about, error, hint = said.first("torch"), None, ""
     if about.get("error"):
@@ -124,29 +122,23 @@ def _cpu(said: ProbeAnswer, facts: Facts) -> Device:
         kind="cpu",
         index=0,
         name=facts.processor or facts.machine or Message("unknown processor"),
-        memory_bytes=facts.usable_memory_bytes,
+        memory_bytes=facts.memory_bytes,
         torch_version=about.get("version"),
-        gflops=(said.tested("cpu", 0) or {}).get("gflops"),
+        gflops=gflops,
         error=error,
         hint=hint,
     )
 
 
-def _reported(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None) -> Device:
-    """A device that torch sees: did it pass its test?"""
+def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None) -> Device:
+    """An accelerator that torch sees: did it pass its test?"""
     kind: Kind = row["kind"]
-    test, capability, version = said.tested(kind, row["index"]), _capability(row), said.first("torch").get("version")
-    error: str | None = None
-    hint = ""
-    if test is None:
-        error = Message("PyTorch {fault}", fault=said.fault or Message("did not test it"))
-        hint = HINT_SLOW if said.timed_out else HINT_RESTART
-    elif NO_KERNELS in str(test.get("error")) and capability:
+    capability, version, error = _capability(row), said.first("torch").get("version"), row.get("error")
+    hint = HINT_RESTART if error else ""
+    if NO_KERNELS in str(error) and capability:
         dotted = f"{capability[0]}.{capability[1]}"
         told = "PyTorch {version} has no kernels for compute capability {capability}"
         error, hint = Message(told, version=version, capability=dotted), install_hint(capability, driver)
-    elif test.get("error"):
-        error, hint = str(test["error"]), HINT_RESTART
     return Device(
         kind=kind,
         index=row["index"],
@@ -155,7 +147,7 @@ def _reported(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | No
         capability=capability,
         driver=driver if kind == "cuda" else row.get("driver"),
         torch_version=version,
-        gflops=test.get("gflops") if test else None,
+        gflops=row.get("gflops"),
         error=error,
         hint=hint,
     )

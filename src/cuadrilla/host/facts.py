@@ -1,7 +1,7 @@
 """What this machine is: system, WSL2, container, processor, memory and the limits a container sets.
 
-Nothing here raises: what cannot be found out is None. psutil reports the host even inside a container, so the limits
-come from `host/container.py`.
+What cannot be found out is None. psutil reports the host even inside a container, so the limits come from
+`host/container.py`.
 """
 
 import os
@@ -25,7 +25,7 @@ SYSCTL_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One machine. None is "unknown", except in `wsl`, `container` and the limits, where it is "none"."""
+    """One machine. None is "unknown", except in `wsl` and `container`, where it is "none"."""
 
     system: str  # Linux, Darwin, Windows
     system_version: str | None  # "Ubuntu 24.04.1 LTS", "15.1", "10.0.26100"
@@ -35,23 +35,9 @@ class Facts:
     wsl: int | None  # 1 or 2
     container: str | None  # docker, podman, lxc, kubernetes, ...
     processor: str | None  # its name
-    logical_cores: int | None  # that this process may run on
-    cpu_quota: float | None  # cores that the container may use, e.g. 1.5
-    memory_bytes: int | None
-    available_bytes: int | None
-    memory_limit_bytes: int | None  # set by a container
-
-    @property
-    def usable_memory_bytes(self) -> int | None:
-        """Memory of the machine, or of the container if that is less."""
-        known = [value for value in (self.memory_bytes, self.memory_limit_bytes) if value is not None]
-        return min(known, default=None)
-
-    @property
-    def usable_cores(self) -> float | None:
-        """Cores this process may use: the quota if it is the smaller, else the logical cores it may run on."""
-        known = [value for value in (self.logical_cores, self.cpu_quota) if value is not None]
-        return min(known, default=None)
+    cores: float  # that this process may run on, or a container's quota, such as 1.5
+    memory_bytes: int  # of the machine, or of the container if that is less
+    available_bytes: int
 
 
 def parse_wsl(kernel: str) -> int | None:
@@ -101,11 +87,10 @@ def _sysctl(name: str) -> str:
     return said.text if said.ok else ""
 
 
-def _logical_cores() -> int | None:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    else:
-        return os.cpu_count()
+def _cores() -> float:
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    limited = read_cpu(Cgroups())
+    return min(allowed, limited[1]) if limited else allowed
 
 
 def _system_version(system: str) -> str | None:
@@ -116,20 +101,10 @@ def _system_version(system: str) -> str | None:
     return (platform.mac_ver()[0] if system == "Darwin" else platform.version()) or None
 
 
-def _read_memory() -> tuple[int | None, int | None]:
-    try:
-        memory = psutil.virtual_memory()
-    except PSUTIL_ERRORS:
-        return None, None
-    return memory.total, memory.available
-
-
 def read_facts() -> Facts:
-    """This machine, now. Never raises."""
+    """This machine, now."""
     system, kernel = platform.system(), platform.release() or None
-    total, available = _read_memory()
-    memory, cpu = read_memory(Cgroups()), read_cpu(Cgroups())
-    limit = memory[1] if memory else None
+    used, memory = read_memory(Cgroups())
     return Facts(
         system=system,
         system_version=_system_version(system),
@@ -139,9 +114,7 @@ def read_facts() -> Facts:
         wsl=parse_wsl(kernel or "") if system == "Linux" else None,
         container=find_container(os.environ) if system == "Linux" else None,
         processor=_processor(system),
-        logical_cores=_logical_cores(),
-        cpu_quota=cpu[1] if cpu else None,
-        memory_bytes=total,
-        available_bytes=available if memory is None or available is None else min(available, memory[1] - memory[0]),
-        memory_limit_bytes=limit if limit is not None and (total is None or limit < total) else None,
+        cores=_cores(),
+        memory_bytes=memory,
+        available_bytes=memory - used,
     )

@@ -66,17 +66,14 @@ class Gpus:
         """Whether a driver is here that did not answer the last question."""
 
     def sample(self) -> tuple[GpuUsage, ...]:
-        return _adapter().validate_python(self._ask())
-
-    def uses(self) -> tuple["CardUse", ...]:
-        return parse_uses(self._ask())
+        return _adapter().validate_python(self.rows())
 
     def close(self) -> None:
         """Whoever waits for an answer goes on. From any thread; who asks later gets an answer again."""
         self._closed.set()
 
-    def _ask(self) -> list[Any]:
-        """A row for each card."""
+    def rows(self) -> list[dict[str, Any]]:
+        """What is said of each card: the fields of `GpuUsage`, and `users`, [process, percent] of those that use it."""
         if not self._argv or time.monotonic() < self._pause_until:
             return []
         self._closed.clear()
@@ -98,43 +95,27 @@ def has_driver() -> bool:
     return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not "C:..." in this folder
 
 
-def parse_cards(text: str) -> list[Any] | None:
+def parse_cards(text: str) -> list[dict[str, Any]] | None:
     """What the child says of each card; None if it says nothing."""
     rows = [row["gpus"] for row in json_rows(text) if isinstance(row.get("gpus"), list)]
     return rows[0] if rows else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardUse:
-    """Parts of the time, 0 to 1. `busy`: of all together; `users`: by process, None where that is not told."""
-
-    busy: float | None = None
-    users: Mapping[int, float] | None = None
-
-
-def parse_uses(rows: Sequence[Any]) -> tuple[CardUse, ...]:
-    cards = []
-    for row in rows:
-        busy, users = row.get("busy_percent"), row.get("users")
-        by_process = None if users is None else {pid: percent / 100 for pid, percent in users}
-        cards.append(CardUse(busy=None if busy is None else busy / 100, users=by_process))
-    return tuple(cards)
-
-
 def others_on(
-    cards: Sequence[CardUse], *, ours: Collection[int], told_apart: bool, all_are_others: bool
+    cards: Sequence[Mapping[str, Any]], *, ours: Collection[int], told_apart: bool, all_are_others: bool
 ) -> float | None:
-    """Part of the card that others use most; None where nothing is known of any card.
+    """Part of the card that others use most, from 0 to 1; None where nothing is known. `cards`: of `Gpus.rows`.
 
     `told_apart`: the numbers of processes are this machine's. `all_are_others`: none of ours computes at the moment.
     """
     found = []
     for card in cards:
-        if card.users is not None and told_apart:
-            found.append(min(1.0, sum(part for pid, part in card.users.items() if pid not in ours)))
-        elif card.busy is not None and all_are_others:
-            found.append(card.busy)
-    return max(found, default=None)
+        busy, users = card.get("busy_percent"), card.get("users")
+        if users is not None and told_apart:
+            found.append(min(100.0, sum(percent for pid, percent in users if pid not in ours)))
+        elif busy is not None and all_are_others:
+            found.append(busy)
+    return max(found) / 100 if found else None
 
 
 def parse_ioreg(text: str) -> list[dict[str, Any]]:

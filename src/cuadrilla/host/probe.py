@@ -128,7 +128,7 @@ def tell_torch() -> None:
         tell_cards()
         return
     _emit("torch", version=str(torch.__version__), cuda=torch.version.cuda)
-    _emit("tested", kind="cpu", index=0, **_try_out(torch, "cpu"))
+    _emit("device", kind="cpu", index=0, **_try_out(torch, "cpu"))
     tell_cards()
     for kind, available, describe in (
         ("cuda", torch.cuda.is_available, _cuda_devices),
@@ -138,8 +138,7 @@ def tell_torch() -> None:
         _emit("begin", kind=kind)
         try:
             for index, fields in enumerate(describe(torch) if available() else ()):
-                _emit("device", kind=kind, index=index, **fields)
-                _emit("tested", kind=kind, index=index, **_try_out(torch, f"{kind}:{index}"))
+                _emit("device", kind=kind, index=index, **fields, **_try_out(torch, f"{kind}:{index}"))
         except (RuntimeError, AssertionError, OSError) as error:
             _emit("problem", kind=kind, error=_first_line(error))
 

@@ -28,39 +28,25 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     """None for a process that is alone. Raises ConfigError for variables that cannot be."""
     if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
         return None
-    place = Place(
-        rank=_number(environ, "RANK"),
-        num_ranks=_number(environ, "WORLD_SIZE"),
-        local_rank=_number(environ, "LOCAL_RANK"),
-        ranks_here=max(1, _number(environ, "LOCAL_WORLD_SIZE")),
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
-    )
-    if place.rank >= place.num_ranks:
-        raise ConfigError(
-            "RANK={rank} with WORLD_SIZE={ranks}: ranks begin at 0",
-            rank=place.rank,
-            ranks=place.num_ranks,
-            hint="start it with torchrun, which sets both",
+    try:
+        place = Place(
+            rank=int(environ["RANK"]),
+            num_ranks=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ.get("LOCAL_RANK") or 0),
+            ranks_here=max(1, int(environ.get("LOCAL_WORLD_SIZE") or 1)),
+            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         )
-    if place.num_ranks == 1:
+    except ValueError:
+        place = Place(rank=-1, num_ranks=0)
+    if place.num_ranks == 1 and place.rank == 0:
         return None
-    if missing := [name for name in MEETING if not environ.get(name)]:
+    if not 0 <= place.rank < place.num_ranks or not all(environ.get(name) for name in MEETING):
         raise ConfigError(
-            "WORLD_SIZE={ranks}, and where the ranks meet is not said: {missing}",
-            ranks=place.num_ranks,
-            missing=", ".join(missing),
+            "RANK={rank}, WORLD_SIZE={ranks}, MASTER_ADDR={host}, MASTER_PORT={port} are not as torchrun sets them",
+            rank=environ["RANK"],
+            ranks=environ["WORLD_SIZE"],
+            host=environ.get("MASTER_ADDR"),
+            port=environ.get("MASTER_PORT"),
             hint="start it with torchrun, which sets all of them; to train alone, unset WORLD_SIZE",
         )
     return place
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name) or "0"
-    if not text.isascii() or not text.isdecimal():
-        raise ConfigError(
-            "{name}={text!r} is not a number such as torchrun sets",
-            name=name,
-            text=text,
-            hint="start it with torchrun, or unset it",
-        )
-    return int(text)

@@ -6,7 +6,7 @@ beyond them is not known. GPUs: `host/gpus.py`.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from cuadrilla.host.container import Cgroups, read_cpu, read_memory
 from cuadrilla.host.facts import PSUTIL_ERRORS
 from cuadrilla.host.gpus import OR_UNKNOWN, Amount, Bytes, Celsius, Gpus, GpuUsage, Percent
 
-SENSOR_SECONDS = 15.0
-"""Temperatures and batteries change slowly, and some chips take 10 ms to answer."""
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 
 
@@ -64,36 +62,32 @@ class Sampler:
 
     def __init__(self, *, folder: Path | None = None, gpus: Gpus | None = None, cgroups: Cgroups | None = None) -> None:
         self._folder = folder
-        self._gpus = gpus or Gpus()
+        self.gpus = gpus or Gpus()
         self._cgroups = cgroups or Cgroups()
         self._process = psutil.Process()
         self._last: dict[str, tuple[float, float]] = {}
         """By what is counted: the count, and when it was read (or out of how much)."""
-        self._sensors: tuple[float | None, float | None, bool | None] = (None, None, None)
-        self._sensors_until = 0.0
-
-    def __enter__(self) -> "Sampler":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Whoever waits for a driver goes on."""
-        self._gpus.close()
-
-    @property
-    def gpus_silent(self) -> bool:
-        """Whether a GPU's driver is here that did not answer in the last sample."""
-        return self._gpus.is_silent
+        self.gpus.close()
 
     def sample(self) -> Usage:
         """The machine now. Never raises; may take some seconds when a driver hangs, if nobody calls `close`."""
         found: dict[str, Any] = {}
-        for read in (self._cpu, self._memory, self._own, self._disk, self._disk_rates, self._network, self._slow):
+        for read in (
+            self._cpu,
+            self._memory,
+            self._own,
+            self._disk,
+            self._disk_rates,
+            self._network,
+            _heat,
+            self._battery,
+        ):
             with suppress(*PSUTIL_ERRORS):
                 found |= read()
-        return Usage(**found, gpus=self._gpus.sample())
+        return Usage(**found, gpus=self.gpus.sample())
 
     def _cpu(self) -> dict[str, Any]:
         limited = read_cpu(self._cgroups)
@@ -104,10 +98,8 @@ class Sampler:
         return {"cpu_percent": None if part is None else min(100.0, round(100.0 * part, 1))}
 
     def _memory(self) -> dict[str, Any]:
-        memory, limited = psutil.virtual_memory(), read_memory(self._cgroups)
-        if limited is not None and limited[1] < memory.total:
-            return {"memory_used_bytes": limited[0], "memory_bytes": limited[1]}
-        return {"memory_used_bytes": memory.total - memory.available, "memory_bytes": memory.total}
+        used, memory = read_memory(self._cgroups)
+        return {"memory_used_bytes": used, "memory_bytes": memory}
 
     def _own(self) -> dict[str, Any]:
         with self._process.oneshot():
@@ -135,11 +127,9 @@ class Sampler:
             "network_received_bytes_per_second": self._rate("received", sum(each.bytes_recv for each in counted)),
         }
 
-    def _slow(self) -> dict[str, Any]:
-        if time.monotonic() >= self._sensors_until:
-            self._sensors_until = time.monotonic() + SENSOR_SECONDS
-            self._sensors = (_temperature(), *read_battery())
-        return dict(zip(("temperature_celsius", "battery_percent", "on_battery"), self._sensors, strict=True))
+    def _battery(self) -> dict[str, Any]:
+        percent, on_battery = read_battery()
+        return {"battery_percent": percent, "on_battery": on_battery}
 
     def _rate(self, name: str, counted: float) -> float | None:
         part = self._part(name, counted, time.monotonic())
@@ -154,21 +144,11 @@ class Sampler:
         return max(0.0, (counted - last[0]) / (total - last[1]))  # a counter may begin anew
 
 
-def _temperature() -> float | None:
-    try:
-        found = psutil.sensors_temperatures()
-    except PSUTIL_ERRORS:
-        return None
-    return cpu_temperature({chip: [entry.current for entry in entries] for chip, entries in found.items()})
-
-
-def cpu_temperature(chips: Mapping[str, Sequence[float | None]]) -> float | None:
-    """The hottest figure of the chip that is most likely the processor's."""
-    for name in CPU_SENSORS:
-        known = [value for value in chips.get(name, ()) if value and 0.0 < value < 250.0]
-        if known:
-            return max(known)
-    return None
+def _heat() -> dict[str, Any]:
+    """Of the chip that is most likely the processor's."""
+    chips = psutil.sensors_temperatures()
+    known = [max(entry.current for entry in chips[name]) for name in CPU_SENSORS if chips.get(name)]
+    return {"temperature_celsius": known[0]} if known else {}
 
 
 def read_battery() -> tuple[float | None, bool | None]:

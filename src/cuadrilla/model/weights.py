@@ -42,8 +42,8 @@ def require_weights(*files: Path) -> None:
         raise CheckpointError(
             "cannot read {path}: {reason}", path=error.filename, reason=error.strerror or error, hint=_AGAIN
         ) from error
-    memory_bytes = read_facts().usable_memory_bytes
-    if memory_bytes is not None and num_bytes > memory_bytes:
+    memory_bytes = read_facts().memory_bytes
+    if num_bytes > memory_bytes:
         raise CheckpointError(
             "{folder} has {weights:,.1f} GiB of weights, this machine a memory of {memory:,.1f} GiB",
             folder=files[0].parent,
