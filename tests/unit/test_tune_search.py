@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
-from cuadrilla.tune.search import RunResult, Search, Trial, open_storage
+from cuadrilla.tune.search import RunResult, Search, Trial, open_storage, storing
 from tests.unit.test_tune_space import space_of
 
 SPACE = space_of("optim.lr = {low = 0.000001, high = 1.0}")
@@ -101,14 +101,14 @@ def test_a_search_goes_on_with_the_same_settings_only() -> None:
 
 def test_a_damaged_storage_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"nothing" * 1000)
-    with pytest.raises(ResourceError, match="the study of the search cannot be read or written"):
+    with pytest.raises(ResourceError, match="the study of the search cannot be read or written"), storing():
         search_of(section_of(), storage=open_storage(tmp_path / "study.db"))
 
 
-def test_without_optuna_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna.storages", None)
-    with pytest.raises(EnvironmentProblem) as refused:
-        open_storage(tmp_path / "study.db")
+def test_without_optuna_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna.exceptions", None)
+    with pytest.raises(EnvironmentProblem) as refused, storing():
+        pass
     assert refused.value.hint == "pip install 'cuadrilla[tune]'"
 
 

@@ -90,21 +90,16 @@ def local_executor(*, logs: Path, config: "Config | None" = None, together: int 
     accelerator, or one; cores are divided. Raises DeviceError.
     """
     from cuadrilla.crew.equipment import choose_uses, num_cores
-    from cuadrilla.jobs.local import LocalExecutor, LocalPlace
+    from cuadrilla.jobs.local import LocalExecutor
+    from cuadrilla.plan.devices import Use
 
     on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
     if config is not None and config.train.device != "auto":
         on_cards = []
     number = together or len(on_cards) or 1
     threads = (config.train.threads if config else 0) or (0 if on_cards else max(1, num_cores() // number))
-    places = []
-    for at in range(number):
-        name, use = f"place-{at + 1}", on_cards[at % len(on_cards)] if on_cards else None
-        if use is None:
-            places.append(LocalPlace(name=name, threads=threads, environment={}))
-        else:
-            places.append(LocalPlace(name=name, device=use.device, threads=use.threads, environment=use.environment))
-    return LocalExecutor(places, logs=logs)
+    uses = on_cards or [Use(name="", device="", threads=threads)]
+    return LocalExecutor({f"place-{at + 1}": uses[at % len(uses)] for at in range(number)}, logs=logs)
 
 
 def require_crew(crew: bool, *, listen: str, address: str) -> None:

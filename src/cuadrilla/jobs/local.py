@@ -15,26 +15,12 @@ from pathlib import Path
 from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
+from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors, write_json
 
 SILENT = Message("its process ended without a result")
 OUTCOME = "outcome.json"
 """In a job's folder: whether its run is complete."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalPlace:
-    """`device`: what the run file's `train.device` becomes (empty: what it says). `threads` 0: all cores."""
-
-    name: str
-    device: str = ""
-    threads: int = 0
-    environment: Mapping[str, str]
-
-    @property
-    def command(self) -> list[str]:
-        device = ["--device", self.device] if self.device else []
-        return cuadrilla_command("--json", "work-on", "--threads", str(self.threads), *device)
 
 
 @dataclass(kw_only=True)
@@ -48,9 +34,10 @@ class _Begun:
 class LocalExecutor:
     """Used by one thread."""
 
-    def __init__(self, places: list[LocalPlace], *, logs: Path) -> None:
-        """`logs`: the folder of the processes' output, a file for each."""
-        self._places = {place.name: place for place in places}
+    def __init__(self, uses: Mapping[str, Use], *, logs: Path) -> None:
+        """`uses`: of this machine's devices, by the places' names; a run trains on the device of its run file where a
+        use has none. `logs`: the folder of the processes' output, a file for each."""
+        self._uses = uses
         self._logs = logs
         self._reasons: dict[str, Message] = {}
         self._children = Children(died=self._reasons.__setitem__)
@@ -58,11 +45,11 @@ class LocalExecutor:
 
     @property
     def places(self) -> dict[str, str]:
-        return {name: (place.device or "cpu").partition(":")[0] for name, place in self._places.items()}
+        return {name: (use.device or "cpu").partition(":")[0] for name, use in self._uses.items()}
 
     @property
     def free(self) -> list[str]:
-        return [name for name in self._places if name not in self._begun]
+        return [name for name in self._uses if name not in self._begun]
 
     @property
     def busy(self) -> dict[str, str]:
@@ -73,9 +60,11 @@ class LocalExecutor:
         (run.path / OUTCOME).unlink(missing_ok=True)
         if place not in self._children.alive:
             make_private(self._logs)
-            at = self._places[place]
+            use = self._uses[place]
+            device = ["--device", use.device] if use.device else []
+            command = cuadrilla_command("--json", "work-on", "--threads", str(use.threads), *device)
             with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
-                self._children.start(place, at.command, environment=at.environment, stderr=output)
+                self._children.start(place, command, environment=use.environment, stderr=output)
         self._begun[place] = _Begun(job=job, run=run, began=time.monotonic())
         with suppress(BrokenPipeError):  # it has just died, which `poll` will find
             stdin = self._children.alive[place].stdin

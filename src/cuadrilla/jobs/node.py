@@ -30,7 +30,7 @@ from cuadrilla.crew.worker import LEAVES, in_session, serve_sessions
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.jobs.local import LocalExecutor, LocalPlace
+from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.link.base import Goodbye, Hello, Refused, RunDescription, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
@@ -98,8 +98,7 @@ class JobWorker:
 
     def __init__(self, node: Node, use: Use, folder: Path, *, lines: LinesKept, leaving: threading.Event) -> None:
         self._node, self._use, self._folder, self._lines, self._leaving = node, use, folder, lines, leaving
-        place = LocalPlace(name=PLACE, device=use.device, threads=use.threads, environment=use.environment)
-        self._executor = LocalExecutor([place], logs=folder / "logs")
+        self._executor = LocalExecutor({PLACE: use}, logs=folder / "logs")
         self._doing: _Doing | None = None
         self._held = ""
         """Why it leaves by itself."""

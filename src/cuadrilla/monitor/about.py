@@ -3,16 +3,16 @@
 import contextlib
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from cuadrilla.rundir import RunDir, read_object
+from cuadrilla.runfile import leaves
 
 
 def about(run: RunDir) -> dict[str, Any]:
     """As plain data. `changed`: keys of `values` that were set by the run file or on the command line."""
     config = read_object(run.config)
-    values = {key: value for key, value in _flat(config.get("values", {})).items() if not key.startswith("alarm.")}
+    values = {key: value for key, value in leaves(config.get("values", {})).items() if not key.startswith("alarm.")}
     origins = config.get("origins", {})
     folder = values.get("data.folder")
     manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # if it is on this machine
@@ -36,10 +36,3 @@ def _num_parameters(run: RunDir) -> int | None:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return int(sum(math.prod(header[name]["shape"]) for name in header if name != "__metadata__"))
     return None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -28,3 +28,24 @@ function sayAll() {
   for (const element of document.querySelectorAll("[data-label]:not(td)")) element.setAttribute("aria-label", say(element.dataset.label));
   $("language").lang = language === "es" ? "en" : "es";
 }
+
+/** The data of a stream's events, until it ends. */
+async function* streamed(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let parts = [];
+  try {
+    while (true) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const [first, ...others] = value.split("\n");
+      parts.push(first);
+      for (const line of others) {
+        const whole = parts.join("");
+        parts = [line];
+        if (whole.startsWith("data:")) yield whole.slice(5).trim();
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -20,6 +20,7 @@ class Failure extends Error {
 
 // Asking
 
+const BROKEN = _("The answer broke off: the connection was lost.");
 const FAILED = {
   401: _("The key is no longer right. Load the page again to type it."),
   429: _("The service is full. Try again in {seconds} s."),
@@ -43,31 +44,20 @@ async function ask(path, body, signal) {
   throw new Failure(FAILED[status] ?? _("The service has answered with an error ({status})."), { values: { status, seconds }, detail });
 }
 
-/** The events of a stream, to its end. */
-async function* streamed(asked, signal) {
+/** The events of a completion, to its end. */
+async function* completed(asked, signal) {
   const answer = await ask("/v1/completions", asked, signal);
-  const reader = answer.body.getReader();
-  const decoder = new TextDecoder();
-  let rest = "";
   try {
-    while (true) {
-      const { value, done } = await reader.read().catch((error) => {
-        throw signal.aborted ? error : new Failure(_("The answer broke off: the connection was lost."));
-      });
-      const lines = (rest + (done ? "" : decoder.decode(value, { stream: true }))).split("\n");
-      rest = lines.pop();
-      for (const line of lines.filter((one) => one.startsWith("data:"))) {
-        const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
-        const event = JSON.parse(data);
-        if (event?.error) throw new Failure(_("The service has given up this answer."), { detail: String(event.error.message ?? "") });
-        yield event;
-      }
-      if (done) throw new Failure(_("The answer broke off: the connection was lost."));
+    for await (const data of streamed(answer)) {
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event?.error) throw new Failure(_("The service has given up this answer."), { detail: String(event.error.message ?? "") });
+      yield event;
     }
-  } finally {
-    reader.cancel().catch(() => {});
+  } catch (error) {
+    throw error instanceof TypeError && !signal.aborted ? new Failure(BROKEN) : error; // as a network's errors are
   }
+  throw new Failure(BROKEN);
 }
 
 /** Of each new token: what the model thought likely instead, the likeliest first. */
@@ -121,7 +111,7 @@ class Column {
     Object.assign(this, { began: performance.now(), seed: asked.seed, state: _("Waiting for the first token…"), busy: true, follows: true });
     this.show();
     try {
-      for await (const event of streamed(asked, signal)) this.take(event);
+      for await (const event of completed(asked, signal)) this.take(event);
       if (this.reason === "error") throw new Failure(_("The model has failed (error): its numbers are not finite, or the memory is full."));
       this.state = "ended";
     } catch (error) {

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.config import Config
-from cuadrilla.errors import TaskError
 from cuadrilla.jobs.executor import Ended, Executor, hand_out
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -26,13 +25,11 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
 from cuadrilla.tune.folder import SearchFolder
-from cuadrilla.tune.search import RunResult, Search, Trial, open_storage
+from cuadrilla.tune.search import RunResult, Search, Trial, open_storage, storing
 from cuadrilla.tune.space import Space
 from cuadrilla.tune.trial import Base, discard_weights, make_trial, read_result, rung_lengths
 from cuadrilla.user_file import UsersCode
 
-HOPELESS = 5
-"""Trials that have failed where none has succeeded: then it is not the settings."""
 NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
 UNSEARCHED = ("tune.trials", "tune.hours")
 """May change while a search goes on."""
@@ -140,16 +137,7 @@ class Searching:
         self.search.finish(trial, found)
         self._write_jobs()
         self.tell(trial, found)
-        ended = self.search.ended
-        if len(ended) >= HOPELESS and all(each.score is None for each in ended):
-            raise TaskError(
-                "the first {number} trials have failed, the last one: {reason}",
-                number=len(ended),
-                reason=found.reason,
-                hint="cuadrilla train {run} shows it",
-                run=typed(self.folder.run(trial).path),
-            )
-        for each in ended:
+        for each in self.search.ended:
             if each is not self.search.best:
                 discard_weights(self.folder.run(each))
         self._write_best()
@@ -174,7 +162,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
     base = Base(text=text, folder=run_file.parent.resolve(), sets=tuple(sets), section=section)
     space = Space(section, text=text, sets=sets)
     make_private(folder.path)
-    with FolderLock(folder.lock, purpose=Message("the search")):
+    with FolderLock(folder.lock, purpose=Message("the search")), storing():
         settled, num_steps = base.settled({})
         steps = [each.steps for each in rung_lengths(settled, section, num_steps=num_steps)]
         search = Search(section, space=space, storage=open_storage(folder.study))

@@ -10,7 +10,7 @@ once all of them have been trained, and so on; of `factor` such winners, again t
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ class Trial:
 
 
 class Search:
-    """A study of Optuna in `storage`. Raises ResourceError where it cannot be read or written."""
+    """A study of Optuna in `storage`; to be used under `storing`."""
 
     def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage") -> None:
         self.section, self._space = section, space
@@ -78,10 +78,10 @@ class Search:
         self._stored: dict[int, StoredTrial] = {}
         """Of trials whose first run has not ended."""
         self._running: set[int] = set()
-        with _storing():
-            self._study = self._open_study(storage)
-            for frozen in self._study.get_trials(deepcopy=False):
-                self._load(frozen)
+        self._study = self._open_study(storage)
+        longer = self._study.user_attrs
+        for frozen in self._study.get_trials(deepcopy=False):
+            self._load(frozen, longer)
 
     def _open_study(self, storage: "BaseStorage") -> "Study":
         import optuna
@@ -94,8 +94,8 @@ class Search:
             load_if_exists=True,
         )
 
-    def _load(self, frozen: "FrozenTrial") -> None:
-        """A trial of the storage; one whose values were not all chosen is chosen to its end."""
+    def _load(self, frozen: "FrozenTrial", longer: Mapping[str, Any]) -> None:
+        """A trial of the storage with its `longer` runs; one whose values were not all chosen is chosen to its end."""
         from optuna.trial import Trial as StoredTrial
         from optuna.trial import TrialState
 
@@ -109,17 +109,16 @@ class Search:
         known = frozen.user_attrs.get(RESULT)
         while known is not None:
             trial.results.append(RunResult(**known))
-            known = self._study.user_attrs.get(_attribute(trial))
+            known = longer.get(_attribute(trial))
         self.trials.append(trial)
 
     def require_same(self, wanted: dict[str, Any], *, folder: str) -> None:
         """Raises ConfigError where a search that has begun was another one. `wanted`: the settings that decide its
         results."""
-        with _storing():
-            before = self._study.user_attrs.get(SETTINGS)
-            if before is None:
-                self._study.set_user_attr(SETTINGS, wanted)
-                return
+        before = self._study.user_attrs.get(SETTINGS)
+        if before is None:
+            self._study.set_user_attr(SETTINGS, wanted)
+            return
         if changed := sorted(key for key in wanted.keys() | before.keys() if wanted.get(key) != before.get(key)):
             raise ConfigError(
                 "this search began with other settings: {keys}",
@@ -138,8 +137,7 @@ class Search:
         ready = [trial for trial in self.trials if trial.number not in self._running and self._is_due(trial)]
         found = min(ready, key=lambda trial: (-trial.rung, trial.number), default=None)
         if found is None and more and len(self.trials) < self.num_trials:
-            with _storing():
-                found = self._new()
+            found = self._new()
         if found is not None:
             self._running.add(found.number)
         return found
@@ -149,13 +147,12 @@ class Search:
         from optuna.trial import TrialState
 
         self._running.discard(trial.number)
-        with _storing():
-            if stored := self._stored.pop(trial.number, None):
-                stored.set_user_attr(RESULT, asdict(found))
-                state = TrialState.FAIL if found.score is None else TrialState.COMPLETE
-                self._study.tell(stored, found.score, state=state)
-            else:
-                self._study.set_user_attr(_attribute(trial), asdict(found))
+        if stored := self._stored.pop(trial.number, None):
+            stored.set_user_attr(RESULT, asdict(found))
+            state = TrialState.FAIL if found.score is None else TrialState.COMPLETE
+            self._study.tell(stored, found.score, state=state)
+        else:
+            self._study.set_user_attr(_attribute(trial), asdict(found))
         trial.results.append(found)
 
     def give_back(self, trial: Trial) -> None:
@@ -255,24 +252,21 @@ def _attribute(trial: Trial) -> str:
 
 
 def open_storage(path: Path) -> "BaseStorage":
-    """Optuna's storage in an SQLite file; by its path, as in an address `?` and `#` have a meaning of their own.
+    """Optuna's storage in an SQLite file; by its path, as in an address `?` and `#` have a meaning of their own."""
+    from optuna.storages import RDBStorage
 
-    Raises EnvironmentProblem without Optuna, ResourceError.
-    """
-    try:
-        from optuna.storages import RDBStorage
-    except ImportError:
-        raise EnvironmentProblem("a search needs Optuna", hint="pip install 'cuadrilla[tune]'") from None
-    with _storing():
-        return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path, timeout=30.0)})
+    return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path, timeout=30.0)})
 
 
 @contextmanager
-def _storing() -> Iterator[None]:
-    """A full disk, a damaged file, or a program that has locked it for long. Raises ResourceError."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
+def storing() -> Iterator[None]:
+    """A full disk, a damaged file, or a program that has locked it for long. Raises ResourceError, and
+    EnvironmentProblem without Optuna."""
+    try:
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        raise EnvironmentProblem("a search needs Optuna", hint="pip install 'cuadrilla[tune]'") from None
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, sqlite3.Error) as error:

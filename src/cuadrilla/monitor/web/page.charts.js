@@ -1,15 +1,13 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
 /** States, phases, events, levels: as the run writes them. */
-const named = spoken;
 const WORDS = [_("joined"), _("left"), _("evicted"), _("late"), _("discarded"), _("redone"), _("finished"), _("alarm"), _("died"), _("coordinator restarted"), _("units skipped"), _("memorises"), _("unknown"), _("info"), _("warning"), _("error")];
-
 
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
 const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
-const MOST_STACKED = 12;
-const MOST_MARKS = 60;
+const MAX_STACKED = 12;
+const MAX_MARKS = 60;
 const whole = (value) => decimals(value, 0);
 const short = (value) => (known(value) ? value.toLocaleString(language, { maximumSignificantDigits: 4 }) : MISSING);
 const bytes = (value) => {
@@ -27,10 +25,8 @@ const ofBytes = (used, all) => {
   return `${decimals(used / scale, 1)} / ${number} ${unit}`;
 };
 const rate = (value) => (known(value) ? `${bytes(value)}/s` : MISSING);
-const HOURS = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-const clock = (time, options = HOURS) => (time ? new Date(time * 1000).toLocaleString(language, options) : "");
-const moment = (time) => clock(time, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const dated = (time) => clock(time, { month: "short", day: "numeric", ...HOURS });
+const WHEN = { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const dated = (time) => (time ? new Date(time * 1000).toLocaleString(language, WHEN) : "");
 
 function duration(seconds) {
   if (!known(seconds)) return MISSING;
@@ -150,15 +146,15 @@ class Chart {
 
 /** Lines from the top of the pile to its bottom, each filled down to zero: what is below covers it. */
 function stacked(shares) {
-  const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
   const sorted = [...shares.columns].sort((one, other) => total(other[1]) - total(one[1]));
-  const most = sorted.length > MOST_STACKED + 1 ? MOST_STACKED : sorted.length;
+  const most = sorted.length > MAX_STACKED + 1 ? MAX_STACKED : sorted.length;
   const parts = sorted.slice(0, most).map(([name, values], index) => ({ name, values, colour: COLOURS[index % COLOURS.length] }));
   const rest = sorted.slice(most);
-  if (rest.length) parts.push({ name: say("{n} others", { n: rest.length }), values: shares.x.map((_, at) => (rest[0][1][at] === null ? null : rest.reduce((sum, [, values]) => sum + values[at], 0))), colour: OTHERS });
+  if (rest.length) parts.push({ name: say("{n} others", { n: rest.length }), values: shares.x.map((_x, at) => rest.reduce((sum, [, values]) => sum + values[at], 0)), colour: OTHERS });
   const piled = new Array(shares.x.length).fill(0);
   return parts.map(({ name, values, colour }) => ({
-    name, colour, values: values.map((value, at) => (value === null ? null : (piled[at] += 100 * value))), shown: values.map((value) => (value === null ? null : 100 * value)),
+    name, colour, values: values.map((value, at) => (piled[at] += 100 * value)), shown: values.map((value) => 100 * value),
   })).reverse();
 }
 

@@ -37,27 +37,6 @@ const pause = (seconds, signal) => new Promise((resolve) => {
   signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); });
 });
 
-/** The events of a stream, until it ends. */
-async function* streamed(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let parts = [];
-  try {
-    while (true) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const [first, ...others] = value.split("\n");
-      parts.push(first);
-      for (const line of others) {
-        const whole = parts.join("");
-        parts = [line];
-        if (whole.startsWith("data:")) yield JSON.parse(whole.slice(5));
-      }
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-}
-
 /** What the stream of a run tells, from the beginning again whenever it breaks, until another one is chosen. */
 async function follow(key) {
   following?.abort();
@@ -69,7 +48,7 @@ async function follow(key) {
       tell(null);
       for await (const news of streamed(answer)) {
         if (signal.aborted) return;
-        told(take(news));
+        told(take(JSON.parse(news)));
       }
     } catch (error) {
       if (signal.aborted) return;

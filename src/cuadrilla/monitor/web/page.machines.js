@@ -9,7 +9,7 @@ const HOT_CELSIUS = 90;
 
 /** Columns: what a machine has there, as text; `fill` puts more into a cell that has some. */
 const JOB = { title: _("job"), name: "job", of: (machine) => machine.job };
-const PHASE = { title: _("phase"), of: (machine) => (machine.phase ? named(machine.phase) : "") };
+const PHASE = { title: _("phase"), of: (machine) => (machine.phase ? spoken(machine.phase) : "") };
 const SHARE = { title: _("share"), number: true, of: (machine) => (machine.here && known(machine.share) ? percent(machine.share) : ""), fill: (cell, machine) => bar(cell, machine.share) };
 const SPEED = { title: _("tokens/s"), number: true, of: (machine) => (machine.here && machine.tokens_per_second ? whole(machine.tokens_per_second) : "") };
 const WAITS = { title: _("waits"), number: true, of: (machine) => ratio(machine.waiting_part, 1) };

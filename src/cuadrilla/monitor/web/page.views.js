@@ -1,7 +1,7 @@
 // The pages. `data` is what the stream has told of the run that is shown.
 
-const MOST_EVENTS = 500, MOST_SAMPLES = 100, MOST_LOG = 1000, MOST_POINTS = 120, MOST_COMPARED = 6;
-const MOST_EVENT_ROWS = 150, MOST_LOG_ROWS = 400;
+const MAX_EVENTS = 500, MAX_SAMPLES = 100, MAX_LOG = 1000, MAX_POINTS = 120, MAX_COMPARED = 6;
+const MAX_EVENT_ROWS = 150, MAX_LOG_ROWS = 400;
 const fresh = () => ({ head: {}, crew: [], jobs: [], figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
 let data = fresh();
 
@@ -12,10 +12,10 @@ function take(news) {
   if (news.jobs) data.jobs = news.jobs;
   if (news.figures) merge(data.figures, news.figures, null);
   if (news.shares) merge(data.shares, news.shares, 0);
-  for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MOST_POINTS));
-  data.events = [...data.events, ...(news.events ?? [])].slice(-MOST_EVENTS);
-  data.samples = [...data.samples, ...(news.samples ?? [])].slice(-MOST_SAMPLES);
-  data.log = [...data.log, ...(news.log ?? [])].sort((one, other) => one.time - other.time || one.number - other.number).slice(-MOST_LOG);
+  for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MAX_POINTS));
+  data.events = [...data.events, ...(news.events ?? [])].slice(-MAX_EVENTS);
+  data.samples = [...data.samples, ...(news.samples ?? [])].slice(-MAX_SAMPLES);
+  data.log = [...data.log, ...(news.log ?? [])].sort((one, other) => one.time - other.time || one.number - other.number).slice(-MAX_LOG);
   return news;
 }
 
@@ -47,7 +47,7 @@ const measure = (key) => (Object.hasOwn(MEASURES, key) ? say(MEASURES[key]) : sa
 function showHead() {
   const { head: now } = data;
   const state = now.state ?? "";
-  $("state").textContent = state && named(state);
+  $("state").textContent = state && spoken(state);
   $("state").className = `badge ${state}`;
   $("state").hidden = !state;
   $("why").textContent = now.reason ?? "";
@@ -86,7 +86,7 @@ const hasEnded = ({ state }) => ["complete", "failed", "stopped"].includes(state
 const stepOf = (job) => (known(job.step) ? (known(job.steps) ? `${whole(job.step)} / ${whole(job.steps)}` : whole(job.step)) : "");
 const figureOf = (value) => (known(value) ? short(value) : "");
 const JOB_COLUMNS = [
-  { title: _("state"), of: (job) => named(job.state), fill: (cell, job) => cell.replaceChildren(make("span", named(job.state), null, { className: `badge ${job.state}` })) },
+  { title: _("state"), of: (job) => spoken(job.state), fill: (cell, job) => cell.replaceChildren(make("span", spoken(job.state), null, { className: `badge ${job.state}` })) },
   { title: _("machine"), of: (job) => job.machine, fill: (cell, job) => cell.classList.toggle("faint", job.state !== "running") },
   { title: _("step"), number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
   { title: _("loss"), number: true, of: (job) => figureOf(job.loss) },
@@ -127,7 +127,7 @@ function openJob(job) {
 // Run
 
 const charts = {};
-const marksOf = () => data.events.filter((event) => event.event in MARKS && event.version > 0).slice(-MOST_MARKS);
+const marksOf = () => data.events.filter((event) => event.event in MARKS && event.version > 0).slice(-MAX_MARKS);
 const isKnown = (values) => values.some((value) => value !== null);
 
 function showTrain() {
@@ -168,11 +168,11 @@ function measured(values, errors, name) {
 }
 
 function showEvents(panel) {
-  const seen = [...new Set(marksOf().map(({ event }) => named(event)))];
+  const seen = [...new Set(marksOf().map(({ event }) => spoken(event)))];
   $("marks").textContent = seen.length ? say("Dashed lines: {names}.", { names: seen.join(", ") }) : "";
   const columns = [{ title: say("time"), name: "time" }, { title: say("step"), number: true }, { title: say("event") }, { title: say("details") }];
   const detail = ({ details }) => Object.entries(details).filter(([, value]) => value !== "").map(([key, value]) => `${key}: ${value}`).join(" · ");
-  fillTable(panel.querySelector(".events"), columns, data.events.slice(-MOST_EVENT_ROWS).reverse().map((event) => ({ cells: [dated(event.time), whole(event.version), named(event.event), detail(event)] })));
+  fillTable(panel.querySelector(".events"), columns, data.events.slice(-MAX_EVENT_ROWS).reverse().map((event) => ({ cells: [dated(event.time), whole(event.version), spoken(event.event), detail(event)] })));
 }
 
 // Runs
@@ -192,7 +192,7 @@ function showRuns() {
   const focused = document.activeElement?.dataset?.focus;
   table.tBodies[0].replaceChildren(...trained.map((run) => {
     const line = make("tr", null, null, { className: run.key === current ? "chosen" : "" });
-    const box = make("input", null, make("td", null, line), { type: "checkbox", checked: chosen.has(run.key), disabled: !chosen.has(run.key) && chosen.size >= MOST_COMPARED });
+    const box = make("input", null, make("td", null, line), { type: "checkbox", checked: chosen.has(run.key), disabled: !chosen.has(run.key) && chosen.size >= MAX_COMPARED });
     box.setAttribute("aria-label", `${say("compare")}: ${run.key}`);
     box.dataset.focus = `box ${run.key}`;
     box.addEventListener("change", () => compare(run.key, box.checked));
@@ -201,7 +201,7 @@ function showRuns() {
     button.addEventListener("click", () => choose(run.key));
     for (const [, key, shown] of columns) {
       const cell = make("td", shown ? shown(run[key]) : null, line, { className: shown ? "number" : "" });
-      if (!shown) make("span", named(run[key]), cell, { className: `badge ${run[key]}` });
+      if (!shown) make("span", spoken(run[key]), cell, { className: `badge ${run[key]}` });
     }
     return line;
   }));
@@ -284,9 +284,9 @@ function showLogs() {
   const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && line.text.toLowerCase().includes(wanted));
   document.querySelector("#logs .empty").hidden = lines.length > 0 || !data.head.name;
   const columns = [{ title: say("time"), name: "time" }, { title: say("machine") }, { title: say("level"), name: "level" }, { title: say("text") }];
-  fillTable(document.querySelector("#logs .log"), columns, lines.slice(-MOST_LOG_ROWS).reverse().map((line) => ({
+  fillTable(document.querySelector("#logs .log"), columns, lines.slice(-MAX_LOG_ROWS).reverse().map((line) => ({
     name: line.level,
-    cells: [dated(line.time), line.node, named(line.level), line.dropped ? say("… {n} lines were left out: there were too many", { n: whole(line.dropped) }) : line.text],
+    cells: [dated(line.time), line.node, spoken(line.level), line.dropped ? say("… {n} lines were left out: there were too many", { n: whole(line.dropped) }) : line.text],
   })));
 }
 
