@@ -16,7 +16,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
-LEAST_EPOCHS = 2.0
+MIN_EPOCHS = 2.0
 """How often a text is read before weights decay."""
 MEMORY_EPOCHS, OFTEN_READ_TOKENS, MICRO_WEIGHTS = 1.4, 50_000, 786_432
 """Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
@@ -24,17 +24,17 @@ best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 
 text has fewer tokens than the second number for each time that it is read, it was shorter with `micro`, by the square
 root. With `mini`, which has 9.4 times as many weights in its blocks, three fifths of that fit both lengths that were
 measured: the fourth root of the weights."""
-MOST_DECAY = 2.0
+MAX_DECAY = 2.0
 """A stronger one was worse where an epoch has a dozen steps, and hardly better elsewhere."""
-LEAST_STEP_TOKENS, MOST_STEP_TOKENS = 1_024, 16_384
-LEAST_TOKENS = 3_000_000
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 16_384
+SHORT_RUN_TOKENS = 3_000_000
 """Of a run, up to which the smallest step is best; behind it steps grow with the square root."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
 SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
 DECAY = "optim.weight_decay"
-UNITS, MOST_UNIT = 8, 64
+UNITS, MAX_UNIT = 8, 64
 """In a step, at least, so that a crew that takes the run over can share it; sequences in one, at most."""
 
 
@@ -99,24 +99,24 @@ def filled(config: Config, values: Mapping[str, float]) -> Config:
 
 def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, lr: float) -> float:
     """For so many tokens of text, and weights in the model's blocks."""
-    if epochs < LEAST_EPOCHS:
+    if epochs < MIN_EPOCHS:
         return 0.0
     small = (MICRO_WEIGHTS / weights) ** 0.25
     memory = MEMORY_EPOCHS * min(1.0, math.sqrt(text / (epochs * OFTEN_READ_TOKENS)) * small)
-    return float(f"{min(1 / (lr * memory * epoch_steps), MOST_DECAY):.2g}")
+    return float(f"{min(1 / (lr * memory * epoch_steps), MAX_DECAY):.2g}")
 
 
 def step_tokens(tokens: int, *, alone: bool) -> int:
     """A power of two. In a crew each step moves all weights, so it is the largest there; that was not measured."""
     if not alone:
-        return MOST_STEP_TOKENS
-    doublings = round(math.log2(max(tokens / LEAST_TOKENS, 1.0)) / 2)
-    return min(LEAST_STEP_TOKENS << doublings, MOST_STEP_TOKENS)
+        return MAX_STEP_TOKENS
+    doublings = round(math.log2(max(tokens / SHORT_RUN_TOKENS, 1.0)) / 2)
+    return min(MIN_STEP_TOKENS << doublings, MAX_STEP_TOKENS)
 
 
 def shared_unit(batch: int) -> int:
     """The largest part of a batch, in whole sequences, of which there are `UNITS` or more."""
-    most = min(max(batch // UNITS, 1), MOST_UNIT)
+    most = min(max(batch // UNITS, 1), MAX_UNIT)
     return next(size for size in range(most, 0, -1) if batch % size == 0)
 
 

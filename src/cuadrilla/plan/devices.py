@@ -1,6 +1,6 @@
 """Which devices of a machine work in a crew, each by a process of its own, and with how many threads. Pure.
 
-`auto` takes every accelerator that is well, and the processor beside them only where it adds to what they do: it is
+`auto` takes every accelerator that works, and the processor beside them only where it adds to what they do: it is
 measured, as products of matrices (`host/probe.py`), and what is left out is said.
 """
 
@@ -47,7 +47,7 @@ def choose_devices(
     """
     notes: tuple[Message, ...] = ()
     if wanted == AUTO:
-        chosen, notes = _every_well_one(found, strict=strict)
+        chosen, notes = _all_usable(found, strict=strict)
     else:
         chosen = [_named(name.strip(), found) for name in wanted.split(",")]
     labels = [device.label for device in chosen]
@@ -87,36 +87,36 @@ def card(index: int, visible: str | None) -> str:
     return visible.split(",")[index].strip() if visible else str(index)
 
 
-def _every_well_one(found: Sequence[Device], *, strict: bool) -> tuple[list[Device], tuple[Message, ...]]:
+def _all_usable(found: Sequence[Device], *, strict: bool) -> tuple[list[Device], tuple[Message, ...]]:
     *accelerators, cpu = found
-    well = [device for device in accelerators if not device.error]
-    sick = [device for device in accelerators if device.error]
-    notes = [Message("without {device}: {error}", device=device.label, error=device.error or "") for device in sick]
-    if not well:
-        return [_well(cpu)], tuple(notes)
+    usable = [device for device in accelerators if not device.error]
+    broken = [device for device in accelerators if device.error]
+    notes = [Message("without {device}: {error}", device=device.label, error=device.error or "") for device in broken]
+    if not usable:
+        return [_usable(cpu)], tuple(notes)
     if strict:
-        return [device for device in well if device.kind == well[0].kind], tuple(notes)
-    names = ",".join(device.label for device in well)
-    if cpu.error or not cpu.gflops or not all(device.gflops for device in well):
+        return [device for device in usable if device.kind == usable[0].kind], tuple(notes)
+    names = ",".join(device.label for device in usable)
+    if cpu.error or not cpu.gflops or not all(device.gflops for device in usable):
         unknown = "without the processor: what it would add could not be measured; --devices {names},cpu uses it"
-        return well, (*notes, Message(unknown, names=names))
-    adds = cpu.gflops / sum(device.gflops or 0.0 for device in well)
+        return usable, (*notes, Message(unknown, names=names))
+    adds = cpu.gflops / sum(device.gflops or 0.0 for device in usable)
     if adds >= ADDS:
-        return [*well, cpu], tuple(notes)
+        return [*usable, cpu], tuple(notes)
     told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu uses it"
-    return well, (*notes, Message(told, percent=100 * adds, names=names))
+    return usable, (*notes, Message(told, percent=100 * adds, names=names))
 
 
 def _named(name: str, found: Sequence[Device]) -> Device:
     wanted = f"{name}:0" if name in ("cuda", "xpu") else name
     for device in found:
         if device.label == wanted:
-            return _well(device)
+            return _usable(device)
     names = ", ".join(device.label for device in found)
     raise DeviceError("this machine has no device {device!r}: {names}", device=name, names=names, hint=SEE)
 
 
-def _well(device: Device) -> Device:
+def _usable(device: Device) -> Device:
     if device.error:
         raise DeviceError("{device}: {error}", device=device.label, error=device.error, hint=device.hint or SEE)
     return device

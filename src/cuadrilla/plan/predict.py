@@ -54,8 +54,13 @@ class Crew:
         """All machines beside the best one, if there were no network between them."""
         return sum(machine.tokens_per_second for machine in self.machines) / self.best.tokens_per_second
 
-    def without(self, machine: MachineSpec) -> "Crew":
-        return replace(self, machines=[other for other in self.machines if other is not machine])
+    def smaller(self) -> list["Crew"]:
+        """Each without a machine of one kind; a large crew without several."""
+        names: dict[MachineSpec, list[str]] = {}
+        for machine in self.machines:
+            names.setdefault(replace(machine, name=""), []).append(machine.name)
+        leaving = [set(alike[: max(1, len(self.machines) // 16)]) for alike in names.values()]
+        return [replace(self, machines=[m for m in self.machines if m.name not in each]) for each in leaving]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +131,14 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
 
 
 def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """Who brings least leaves, as long as that costs nothing to speak of."""
-    best = predict_crew(crew, work, steps=steps, alone=alone)
+    """Who brings least leaves, one after the other; of all these crews the smallest that is as good as any."""
+    found = [predict_crew(crew, work, steps=steps, alone=alone)]
     while len(crew.machines) > 1:
-        kinds = {replace(machine, name=""): machine for machine in crew.machines}  # of equal ones any may leave
-        smaller = [crew.without(machine) for machine in kinds.values()]
-        predictions = [predict_crew(each, work, steps=steps, alone=alone) for each in smaller]
-        index = max(range(len(smaller)), key=lambda number: predictions[number].gain)
-        if predictions[index].gain * (1 + WORTH) < best.gain:
-            break
-        crew, best = smaller[index], predictions[index]
-    return best
+        each = [(smaller, predict_crew(smaller, work, steps=steps, alone=alone)) for smaller in crew.smaller()]
+        crew, prediction = max(each, key=lambda one: one[1].gain)
+        found.append(prediction)
+    most = max(prediction.gain for prediction in found)
+    return next(prediction for prediction in reversed(found) if prediction.gain * (1 + WORTH) >= most)
 
 
 def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:

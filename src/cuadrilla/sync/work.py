@@ -181,7 +181,8 @@ class Rounds:
         if work.merging is not None or not work.crew.note_quorum():
             return []
         free = work.ledger.free
-        idle = _fastest_first(work)
+        speeds = work.crew.speeds()
+        idle = sorted(work.idle(), key=lambda name: (-speeds[name], name))
         if not idle or not free:
             return self._back_up_late(work, idle)
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
@@ -233,11 +234,6 @@ class Rounds:
         """A version was committed, and the run goes on."""
         work.open_round(self.length(work))
         return [work.tell_version(worker) for worker in work.crew.members]
-
-
-def _fastest_first(work: Work) -> list[str]:
-    speeds = work.crew.speeds()
-    return sorted(work.idle(), key=lambda name: (-speeds[name], name))
 
 
 def _paces_of_groups(work: Work) -> dict[str, Pace]:
