@@ -27,13 +27,14 @@ from torch import nn
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.rows import Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import resolve
 from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.page import page
-from cuadrilla.serve.predictions import Predictor, Predictors
-from cuadrilla.serve.served import Models, Room, ServedModel
+from cuadrilla.serve.predictions import Predictor
+from cuadrilla.serve.served import ServedModel
 from cuadrilla.train.checkpoint import Step
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel, Trained
@@ -74,11 +75,11 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
 
 
 def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:
-    room = Room(slots=2, waiting=2)
     served = {
-        name: ServedModel(name=name, opened=opened, ready=opened.ready, room=room) for name, opened in models.items()
+        name: ServedModel(name=name, opened=opened, rows=Rows(opened.ready, slots=2), queue=2)
+        for name, opened in models.items()
     }
-    return Service(models=Models(served), predictors=Predictors(predictors or {}), most_seconds=300)
+    return Service({**served, **(predictors or {})})
 
 
 @contextmanager
@@ -124,7 +125,7 @@ class Running:
     service: Service
 
     def busy(self) -> int:
-        return sum(model.batcher.load.busy_slots for model in self.service.models.by_name.values())
+        return sum(model.batcher.busy_slots for model in self.service.all_of(ServedModel))
 
 
 @pytest.fixture(scope="module")

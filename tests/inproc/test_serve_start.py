@@ -7,7 +7,7 @@ import pytest
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
-from cuadrilla.serve.listen import Port, open_port
+from cuadrilla.serve.listen import open_port
 from tests.inside import cuadrilla
 from tests.ports import free_port
 
@@ -20,18 +20,16 @@ def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: s
     assert "hint" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "key", ["", "\n\n", "short", "a" * 600, "with a space in the middle", "ñ" * 20, "\x1b[31m" * 5]
-)
+@pytest.mark.parametrize("key", ["", "\n\n", "short", "a line\nand another one", "ñ" * 20, "\x1b[31m" * 5])
 def test_keys_that_are_none(tmp_path: Path, key: str) -> None:
     (tmp_path / "key").write_text(key)
     done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key")
     assert done.returncode == 2
-    assert "a key has" in done.stderr
-    assert not key.strip() or key not in done.stderr.partition("a key has")[2]
+    assert "key" in done.stderr.partition("hint")[0]
+    assert not key.strip() or key not in done.stderr.partition("a key is")[2]
 
 
-@pytest.mark.parametrize("place", ["missing", ".", "/dev/zero"])
+@pytest.mark.parametrize("place", ["missing", "."])
 def test_key_files_that_are_none(tmp_path: Path, place: str) -> None:
     done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / place)
     assert done.returncode == 2
@@ -51,6 +49,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 def test_a_port_that_another_service_is_about_to_use() -> None:
     """While it loads its models, which takes longer than everything else."""
-    port = Port(address=Address("127.0.0.1", free_port()))
-    with open_port(port), pytest.raises(LinkError):
-        open_port(port).close()
+    address = Address("127.0.0.1", free_port())
+    with open_port(address), pytest.raises(LinkError):
+        open_port(address).close()

@@ -96,11 +96,8 @@ def test_a_port_that_is_taken(run: Path) -> None:
 def test_a_token_of_ones_own_is_not_printed(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "token.txt"
     file.write_text(TOKEN + "\n")
-    file.chmod(0o640)
-    with serving(run, "--token-file", file) as (process, link):
+    with serving(run, "--token-file", file) as (_, link):
         assert TOKEN not in link
-        assert process.stderr is not None
-        assert "others on this machine can read" in process.stderr.readline()
         with get(f"{link.partition('/#')[0]}/metrics", TOKEN) as answer:
             assert b'cuadrilla_versions_total{run="casa"} 5.0' in answer.read()
 

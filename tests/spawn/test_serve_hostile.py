@@ -25,7 +25,6 @@ from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
-from cuadrilla.serve.listen import CALLS_SECONDS
 from tests.commands import wait_for
 from tests.inside import cuadrilla
 from tests.serving import Service, serving
@@ -40,10 +39,9 @@ CONTEXT = 8192
 LONG = {"model": "long", "prompt": "Hola", "max_tokens": CONTEXT, "ignore_eos": True}
 """Takes seconds: whoever does not wait for its end is seen to leave."""
 MIB = 2**20
-SECRET = "sk-planted-0123456789"
 CEILING_SECONDS = 20.0
 TASK = """
-import sys, time
+import sys
 import torch
 from torch import nn
 from cuadrilla.model.task import TaskDefaults
@@ -68,7 +66,6 @@ class Liar:
             if one == "stop": raise StopIteration
             if one == "exit": sys.exit(3)
             if one == "text": found.append("x"); continue
-            while one == "hang": time.sleep(0.05)
             found.append(float("nan") if one == "nan" else float(len(one)))
         return found
 
@@ -114,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
-    room = ("--slots", SLOTS, "--queue", QUEUE, "--api-key-file", folder / "key.txt", "--log", folder / "log.txt")
+    room = ("--slots", SLOTS, "--queue", QUEUE, "--api-key-file", folder / "key.txt")
     with serving(folder / "long", folder / "nan", folder / "liar", *room) as found:
         yield found
 
@@ -198,7 +195,6 @@ JSON = "Content-Type: application/json"
         ("an address of a megabyte", lambda s: head(s, "GET /" + "a" * MIB), {400, 431}),
         ("TRACE", lambda s: head(s, "TRACE /v1/models", CLOSE), {405}),
         ("a range", lambda s: head(s, "GET /v1/models", CLOSE, "Range: bytes=" + "0-," * 1000), {200}),
-        ("a length of a petabyte", lambda s: head(s, f"POST {COMPLETIONS}", JSON, f"Content-Length: {2**50}"), {413}),
         ("gzip", lambda s: post(s, b"\x1f\x8b", more=["Content-Encoding: gzip", CLOSE]), {400}),
         ("rubbish", lambda _: bytes(range(256)) * 20, {400}),
         ("a path with a line break", lambda s: head(s, "GET /%0d%0aX:%20y/%00%ff", CLOSE), {404}),
@@ -221,7 +217,6 @@ def test_requests_of_strange_shapes(
     ("path", "body", "statuses"),
     [
         (COMPLETIONS, b'{"prompt": "\\ud800"}', {422}),
-        ("/tokenize", b'{"prompt": "\\udfff"}', {422}),
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', {422}),
         ("/v1/predict", b'{"inputs": ["\\ud800"]}', {200}),
         ("/v1/predict", b'{"inputs": [{"\\ud800": 1}]}', {422}),
@@ -239,8 +234,6 @@ def test_requests_of_strange_shapes(
         (COMPLETIONS, b'{"prompt": "' + b"\\u0000" * 100 + b'", "max_tokens": 1}', {200}),
         (COMPLETIONS, b'{"prompt": "a", "model": "../../etc/passwd"}', {404}),
         (COMPLETIONS, b'{"prompt": "a", "model": "liar"}', {404}),
-        ("/detokenize", b'{"tokens": [300]}', {422}),
-        ("/detokenize", b'{"tokens": []}', {200}),
         ("/v1/predict", b'{"inputs": ["a"], "model": "long"}', {404}),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, bytes) else "",
@@ -292,16 +285,6 @@ def test_a_task_that_lies_or_fails(service: Service, lie: str) -> None:
             assert (status, answer["error"]["param"]) == (422, "inputs")
         else:
             assert (status, answer["outputs"]) == (200, [len(one)])
-
-
-@pytest.mark.thorough
-def test_a_task_that_never_returns(folder: Path) -> None:
-    """Its callers are told, the others of the service are answered, and the process ends when it is told to."""
-    with serving(folder / "liar", folder / "long", "--slots", 2, "--most-seconds", 1) as service:
-        for asked in ("hang", "abc"):
-            assert service.ask("/v1/predict", {"inputs": [asked]})[0] == 503
-        is_well(service)
-        assert service.stop() == 0
 
 
 @pytest.mark.parametrize(
@@ -376,41 +359,14 @@ def test_a_thousand_who_only_connect_and_two_hundred_who_are_slow(folder: Path) 
         assert resident(service) - before < 64 * MIB
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(200)
-def test_slow_readers_are_let_go(service: Service) -> None:
-    """Of answers that fill every buffer on the way; the rows end meanwhile, and others have the slots."""
-    until_idle(service)
-    scored = {**LONG, "max_tokens": 250, "n": 60, "stream": True, "logprobs": 20}
-    before = psutil.Process(service.process.pid).num_fds()
-    with ExitStack() as stack:
-        for _ in range(3):
-            connection = stack.enter_context(connected(service, receive_bytes=2048))
-            connection.sendall(post(service, scored))
-            wait_for(lambda: busyness(service)[0] > 0, seconds=CEILING_SECONDS)
-            wait_for(lambda: busyness(service) == (0, 0), seconds=60)
-        is_well(service)
-        wait_for(lambda: psutil.Process(service.process.pid).num_fds() <= before, seconds=120)
-    is_well(service)
-    assert "Traceback" not in service.said.read_text()
-
-
-def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Path) -> None:
-    """Meanwhile the model's file is replaced, then cut short: what is loaded stays what it is."""
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in (folder / "long").iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    asked = {**LONG, "model": "model", "max_tokens": 600, "temperature": 0}
-    with serving(model, "--slots", 4, "--queue", 8) as service:
+def test_it_ends_when_those_at_hand_have_their_answer(folder: Path) -> None:
+    asked = {**LONG, "max_tokens": 600, "temperature": 0}
+    with serving(folder / "long", "--slots", 4, "--queue", 8) as service:
         expected = service.ask(COMPLETIONS, asked)[1]["choices"][0]["text"]
-        weights = model / "model.safetensors"
-        weights.write_bytes(bytes(weights.stat().st_size))
-        weights.write_bytes(b"")
         with ThreadPoolExecutor(8) as pool, connected(service) as silent, connected(service) as half:
             half.sendall(b"GET /healthz HTTP/1.1\r\n")
             work = [pool.submit(service.ask, COMPLETIONS, asked) for _ in range(8)]
-            wait_for(lambda: sum(busyness(service, "model")) == 8, seconds=CEILING_SECONDS)
+            wait_for(lambda: sum(busyness(service)) == 8, seconds=CEILING_SECONDS)
             service.process.send_signal(signal.SIGINT)
             for each in work:
                 status, answer = each.result()
@@ -421,58 +377,6 @@ def test_it_ends_when_those_at_hand_have_their_answer(folder: Path, tmp_path: Pa
         with pytest.raises(OSError, match=r"refused|reset"):
             service.ask("/healthz")
         assert "Traceback" not in service.said.read_text()
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(200)
-def test_it_is_gone_in_time_however_much_there_is_to_do(folder: Path) -> None:
-    """Beside texts that take longer: a task that never returns, slow bodies, half of heads, callers who do not read."""
-    with serving(folder / "long", folder / "liar", "--slots", 4, "--queue", 100) as service, ExitStack() as stack:
-        body = head(service, f"POST {COMPLETIONS}", JSON, "Content-Length: 1000")
-        for number, start in ((20, body), (20, b"GET /"), (2, post(service, {**LONG, "n": 4, "stream": True}))):
-            stack.enter_context(crowd(service, number, start))
-        pool = stack.enter_context(ThreadPoolExecutor(24))
-        texts = [pool.submit(service.ask, COMPLETIONS, {**LONG, "n": 2}) for _ in range(20)]
-        guesses = [pool.submit(service.ask, "/v1/predict", {"inputs": ["hang"]}) for _ in range(4)]
-        wait_for(lambda: service.figure("waiting", "long") >= 30, seconds=60)
-        began = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(timeout=60) == 0
-        took = time.monotonic() - began
-        for status, answer in (each.result() for each in texts):
-            assert status == 200
-            assert {choice["finish_reason"] for choice in answer["choices"]} <= {"length", "error"}
-        for status, answer in (each.result() for each in guesses):
-            assert (status, answer["error"]["code"]) == (503, "draining")
-        assert "Traceback" not in service.said.read_text()
-        assert took < CALLS_SECONDS + 4  # the promise itself, and no measurement
-
-
-def test_what_is_told_holds_no_secret(service: Service, folder: Path) -> None:
-    """Not the log, not the figures, not the errors; nor does anything act on the terminal that shows the log."""
-    evil = f"\x1b]0;owned\x07\r\n2026-01-01 INFO forged <script>{SECRET}"
-    for asked in (
-        {"model": "long", "prompt": evil, "max_tokens": 1, "user": SECRET, "stop": [SECRET]},
-        {"model": "long", "prompt": evil, "max_tokens": SECRET},
-        {"model": SECRET, "prompt": evil},
-        {"model": "nan", "prompt": evil, "max_tokens": 2},
-    ):
-        _, answer = ask(service, COMPLETIONS, asked)
-        assert SECRET not in json.dumps(answer.get("error", ""))
-    ask(service, f"/{SECRET}")
-    service.ask("/v1/models", headers={"Authorization": f"Bearer {SECRET}"})
-    ask(service, "/v1/chat/completions", {"messages": [{"role": SECRET, "content": SECRET}]})
-    ask(service, "/v1/predict", {"inputs": ["raise " + SECRET]})
-    ask(service, "/v1/predict", {"inputs": [{"a": SECRET}]})
-    said(service, head(service, f"GET /v1/models?{SECRET}", CLOSE, f"X-{SECRET}: {SECRET}", f"User-Agent: {SECRET}"))
-    is_well(service)
-    log = (folder / "log.txt").read_bytes()
-    for place in (log, service.said.read_bytes(), json.dumps(ask(service, "/metrics")[1]).encode()):
-        assert SECRET.encode() not in place
-        assert KEY.encode() not in place
-        assert b"forged" not in place
-        assert b"\x1b" not in place
-    assert b"the task's predict has failed" in log
 
 
 @pytest.mark.thorough

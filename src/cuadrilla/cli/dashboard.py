@@ -1,24 +1,18 @@
 """`cuadrilla dashboard`: runs and their machines in a browser of this machine, or a run as one page in a file."""
 
-import importlib.util
 import secrets
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cuadrilla.cli.output import emit, say
-from cuadrilla.cli.serve import Host, PortNumber, address_of, key_in
-from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
+from cuadrilla.cli.serve import Host, PortNumber, address_of, require_serving
+from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir
-
-if TYPE_CHECKING:
-    from cuadrilla.serve.listen import Port
-
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def dashboard(
@@ -26,7 +20,7 @@ def dashboard(
         list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (here).")
     ] = None,
     host: Host = "127.0.0.1",
-    port_number: PortNumber = 8047,
+    port: PortNumber = 8047,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="A file with the token, for Prometheus (default: a new one).")
     ] = None,
@@ -39,29 +33,31 @@ def dashboard(
     if save is not None:
         _save(places or [Path()], save)
         return
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        hint = 'pip install "cuadrilla[serve]"'
-        raise EnvironmentProblem("{missing} is not installed", missing=missing[0], hint=hint)
+    require_serving()
     from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
     from cuadrilla.monitor.web.runs import Runs
     from cuadrilla.serve.edge import Edge
-    from cuadrilla.serve.listen import listen as answer
-    from cuadrilla.serve.listen import open_port
+    from cuadrilla.serve.listen import listen, open_port, read_key, url_of
 
-    port = _port(host, port_number, has_token=token_file is not None)
-    token = secrets.token_urlsafe(32) if token_file is None else key_in(token_file)
+    address = address_of(host, port)
+    if not address.is_loopback and token_file is None:
+        raise LinkError(
+            "{address} can be reached by others",
+            address=address,
+            hint="listen on 127.0.0.1, and look from another machine through `ssh -L 8047:127.0.0.1:8047 THIS_MACHINE`;"
+            " in a container: --token-file FILE",
+        )
+    token = secrets.token_urlsafe(32) if token_file is None else read_key(token_file)
     shown = Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
-    with closing(open_port(port)) as listener:
+    with closing(open_port(address)) as listener:
         for name in shown.runs.names()[:1]:
             shown.runs.watched(name)  # so that the first page need not wait
-        port = port.bound(listener)
-        answer(
+        listen(
             Edge(shown.app, key=token, open_to_all=WITHOUT_TOKEN),
-            port=port,
             listener=listener,
+            around=nullcontext(),
             ending=shown.drain,
-            ready=lambda: _tell(port, shown.runs.names(), token="" if token_file else token),
+            ready=lambda: _tell(url_of(listener), shown.runs.names(), token="" if token_file else token),
         )
 
 
@@ -75,27 +71,12 @@ def _save(places: list[Path], page: Path) -> None:
     emit("{page}", page=page)
 
 
-def _port(host: str, number: int, *, has_token: bool) -> "Port":
-    """Raises LinkError for an address that others reach, but where their own network and a kept token guard it."""
-    from cuadrilla.serve.listen import Port
-
-    address = address_of(host, number)
-    if not address.is_loopback and not has_token:
-        raise LinkError(
-            "{address} can be reached by others",
-            address=address,
-            hint="listen on 127.0.0.1, and look from another machine through `ssh -L 8047:127.0.0.1:8047 THIS_MACHINE`;"
-            " in a container: --token-file FILE",
-        )
-    return Port(address=address)
-
-
-def _tell(port: "Port", names: list[str], *, token: str) -> None:
+def _tell(url: str, names: list[str], *, token: str) -> None:
     """The token stands behind `#`: a browser sends that part of an address to nobody."""
     if not names:
         say("no run yet; those that begin here will be shown")
     say("open this in a browser of this machine; Ctrl-C ends it")
     if token:
-        emit("{url}/#token={token}", url=port.url, token=token)
+        emit("{url}/#token={token}", url=url, token=token)
     else:
-        emit("{url}/#token=… (from the token's file)", url=port.url)
+        emit("{url}/#token=… (from the token's file)", url=url)

@@ -1,28 +1,15 @@
 """What a service counts, for Prometheus: https://prometheus.io/docs/practices/naming/."""
 
-import logging
 import time
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from cuadrilla.serve.batching import Busyness
+from cuadrilla.serve.batching import Batcher
 from cuadrilla.serve.edge import Application, Event, Receive, Scope, Send
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 OTHER = "other"
-GAUGES = {
-    "slots": "Sequences that can be continued together.",
-    "busy_slots": "Sequences that are being continued.",
-    "waiting": "Sequences that wait for a slot.",
-    "tokens_per_second": "Generated while working, lately.",
-}
-log = logging.getLogger(__name__)
-
-
-def _part(busyness: Callable[[], Busyness], name: str) -> float:
-    return float(getattr(busyness(), name))
 
 
 class Meters:
@@ -33,14 +20,14 @@ class Meters:
         self._registry = CollectorRegistry()
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
         self.tokens = self._counter("generated_tokens", "Tokens generated.", "model")
-        self.waiting_seconds = self._histogram("waiting_seconds", "From a call to its slot.")
         self.first_token_seconds = self._histogram("first_token_seconds", "From a call to its first token.")
         self.between_tokens_seconds = self._histogram("between_tokens_seconds", "From a token to the next.")
         self._calls = self._counter("calls", "Calls by route and status.", "route", "status")
         self._call_seconds = self._histogram("call_seconds", "From a call's head to its end.", "route")
-        self._gauges = {
-            name: Gauge(f"cuadrilla_{name}", text, ("model",), registry=self._registry) for name, text in GAUGES.items()
-        }
+        self._slots = self._gauge("slots", "Sequences that can be continued together.")
+        self._busy_slots = self._gauge("busy_slots", "Sequences that are being continued.")
+        self._waiting = self._gauge("waiting", "Sequences that wait for a slot.")
+        self._rate = self._gauge("tokens_per_second", "Generated while working, lately.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"cuadrilla_{name}", text, labels, registry=self._registry)
@@ -48,13 +35,18 @@ class Meters:
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(f"cuadrilla_{name}", text, labels, buckets=SECONDS, registry=self._registry)
 
-    def watch(self, model: str, busyness: Callable[[], Busyness]) -> None:
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"cuadrilla_{name}", text, ("model",), registry=self._registry)
+
+    def watch(self, model: str, batcher: Batcher) -> None:
         """Show how busy a model is, whenever somebody looks."""
-        for name, gauge in self._gauges.items():
-            gauge.labels(model).set_function(partial(_part, busyness, name))
+        self._slots.labels(model).set(batcher.slots)
+        self._busy_slots.labels(model).set_function(lambda: batcher.busy_slots)
+        self._waiting.labels(model).set_function(lambda: batcher.waiting)
+        self._rate.labels(model).set_function(lambda: batcher.rate.value)
 
     def counting(self, app: Application) -> Application:
-        """`app` with each of its calls counted and logged, those that are refused included."""
+        """`app` with each of its calls counted, those that are refused included."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             route = scope["path"] if scope["path"] in self._routes else OTHER
@@ -70,9 +62,7 @@ class Meters:
                 await app(scope, receive, sent)
             finally:
                 self._calls.labels(route, status).inc()
-                seconds = time.perf_counter() - began
-                self._call_seconds.labels(route).observe(seconds)
-                log.info("%s %s in %.3f s", route, status, seconds)
+                self._call_seconds.labels(route).observe(time.perf_counter() - began)
 
         return counted
 
