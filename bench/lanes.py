@@ -1,13 +1,11 @@
 """What training in windows costs: one process plays all lanes, so that only the learning differs, not the network.
 
-    python -m bench.lanes DATA_FOLDER [--speeds 8,4,2,1] [--steps 800] [--seeds 3] [--only NAME,NAME ...]
+    python -m bench.lanes DATA_FOLDER [--speeds 8,4,2,1] [--steps 800] [--seeds 3] [--windows 4,8,16] [--bits 8]
 
 A step of the crew is one unit for each of the speeds' sum; in the same time the fastest machine alone does steps of its
 own units. `alone`: that machine, also in longer runs with schedules of their own, which is the scale of the others: a
-variant's `speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is
-the ideal. `windows` are the product's. The other variants: each lane trains H steps from the state of record, each step
-with its own units; then weights, and what else the variant merges, are means by tokens. The first `--exact` part of the
-steps merges gradients. Losses are in nats, of 256 held-out sequences at the end.
+`speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is the ideal.
+The first `--exact` part of the steps merges gradients. Losses are in nats, of 256 held-out sequences at the end.
 """
 
 import argparse
@@ -17,7 +15,7 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,40 +53,8 @@ batch_sequences = {batch}
 unit_sequences = 1
 precision = "fp32"
 [optim]
-{optim}
+kind = "{optim}"
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """`steps` of a window, 0: gradients are merged at each step. `product`: by its strategy, with `bits` on the wire.
-    Otherwise `state`: of the optimizer, which parts are merged, by the beginning of their names; what is not, each lane
-    keeps for itself. `outer`: rate and momentum of a Nesterov step on the change of the weights.
-    """
-
-    steps: int = 0
-    product: bool = False
-    bits: int = 8
-    state: tuple[str, ...] = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
-    outer: tuple[float, float] | None = None
-    optim: str = 'kind = "muon"'
-
-
-ALL: dict[str, Variant] = {
-    "exact": Variant(),
-    **{f"windows H={h}": Variant(steps=h, product=True) for h in (2, 4, 8, 16, 32, 64)},
-    "windows H=8, 32 bits": Variant(steps=8, product=True, bits=32),
-    **{f"state H={h}": Variant(steps=h) for h in (4, 8, 16)},
-    **{f"weights only H={h}": Variant(steps=h, state=()) for h in (4, 8, 16)},
-    **{f"outer {r}/{m} H=8": Variant(steps=8, state=(), outer=(r, m)) for r, m in ((0.7, 0.5), (0.7, 0.9))},
-    **{f"state, outer {r}/{m} H=8": Variant(steps=8, outer=(r, m)) for r, m in ((1.0, 0.3), (1.2, 0.0))},
-    "exact, momentum 0.98": Variant(optim='kind = "muon"\nmomentum = 0.98'),
-    "windows H=8, momentum 0.98": Variant(steps=8, product=True, optim='kind = "muon"\nmomentum = 0.98'),
-    "adamw exact": Variant(optim='kind = "adamw"'),
-    "adamw outer 0.7/0.9 H=50, equal mean": Variant(steps=50, state=(), outer=(0.7, 0.9), optim='kind = "adamw"'),
-    "adamw state H=8": Variant(steps=8, optim='kind = "adamw"'),
-    "adamw windows H=8": Variant(steps=8, product=True, optim='kind = "adamw"'),
-}
 
 
 class Play:
@@ -136,42 +102,34 @@ class Play:
         return total / count
 
 
-def train(play: Play, variant: Variant, *, exact_part: float) -> float:
-    """Held-out loss at the end."""
+def train(play: Play, *, window: int = 0, bits: int = 8, exact_part: float = 1.0) -> float:
+    """Held-out loss at the end, with windows of so many steps behind the exact part; 0: exact all the time."""
     play.model.train()
     optimizer, step, size = play.new_optimizer(), 0, sum(play.lanes)
-    record = Product(play, variant) if variant.product else Record(play, variant)
-    exact_until = (
-        play.steps if not variant.steps else math.ceil(exact_part * play.steps / variant.steps) * variant.steps
-    )
+    exact_until = math.ceil(exact_part * play.steps / window) * window if window else play.steps
     while step < exact_until:
         play.step(optimizer, range(step * size, (step + 1) * size), step=step)
         step += 1
-    record.take(optimizer)
+    lanes = Lanes(play, optimizer, steps=max(window, 1), bits=bits)
     while step < play.steps:
-        steps = min(variant.steps, play.steps - step)
-        record.window(optimizer, step=step, steps=steps)
+        steps = min(window, play.steps - step)
+        lanes.window(step=step, steps=steps)
         step += steps
     return play.loss()
 
 
-class Product:
+class Lanes:
     """The halves of the product's strategy: one worker, which computes lane after lane, and the merge."""
 
-    def __init__(self, play: Play, variant: Variant) -> None:
-        self._play, strategy, recipe = play, Windows(steps=variant.steps, bits=variant.bits), play.recipe
+    def __init__(self, play: Play, optimizer: Stepper, *, steps: int, bits: int) -> None:
+        self._play, strategy, recipe = play, Windows(steps=steps, bits=bits), play.recipe
         self._model = copy.deepcopy(play.model)
         self._worker = strategy.worker(play.model, recipe)
         self._merge = strategy.merge(self._model, recipe)
-
-    def take(self, optimizer: Stepper) -> None:
-        """As they are now, for all lanes."""
-        self._model.load_state_dict(self._play.model.state_dict())
         self._merge.load_state_tensors(optimizer.state_tensors())
 
-    def window(self, optimizer: Stepper, *, step: int, steps: int) -> None:
+    def window(self, *, step: int, steps: int) -> None:
         """All lanes of a window, one after the other, and their merge; the model is then that of record."""
-        del optimizer
         play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
         planned = steps * play.step_tokens
         self._worker.apply(self._merge.version(steps=steps))
@@ -202,63 +160,6 @@ class Product:
         return loss, tokens
 
 
-class Record:
-    """The state of record, and what each lane keeps for itself."""
-
-    def __init__(self, play: Play, variant: Variant) -> None:
-        self._play, self._variant = play, variant
-        self._own: list[dict[str, Tensor]] = [{} for _ in play.lanes]
-        self._velocity: dict[str, Tensor] = {}
-
-    def take(self, optimizer: Stepper) -> None:
-        """As they are now, for all lanes."""
-        self._weights = {name: parameter.detach().clone() for name, parameter in self._play.params.items()}
-        self._state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
-
-    def window(self, optimizer: Stepper, *, step: int, steps: int) -> None:
-        """All lanes of a window, one after the other, and their merge."""
-        play, total = self._play, 0
-        changes = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
-        states = {name: torch.zeros_like(tensor) for name, tensor in self._state.items() if self._merged(name)}
-        first = step * sum(play.lanes)
-        for lane, units in enumerate(play.lanes):
-            self._load(optimizer, lane)
-            counted = 0
-            for number in range(steps):
-                begin = first + number * units
-                counted += play.step(optimizer, range(begin, begin + units), step=step + number)
-            first += steps * units
-            total += counted
-            change = {name: p.detach() - self._weights[name] for name, p in play.params.items()}
-            for name, tensor in change.items():
-                changes[name].add_(tensor, alpha=counted)
-            self._own[lane] = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
-            for name, total_state in states.items():
-                total_state.add_(self._own[lane][name], alpha=counted)
-        self._state.update({name: tensor / total for name, tensor in states.items()})
-        self._move({name: tensor / total for name, tensor in changes.items()})
-        self._load(optimizer, 0)
-
-    def _merged(self, name: str) -> bool:
-        return name.startswith(self._variant.state) if self._variant.state else False
-
-    def _move(self, change: Mapping[str, Tensor]) -> None:
-        for name, tensor in change.items():
-            if self._variant.outer is None:
-                self._weights[name].add_(tensor)
-                continue
-            rate, momentum = self._variant.outer
-            velocity = self._velocity.setdefault(name, torch.zeros_like(tensor)).mul_(momentum).add_(tensor)
-            self._weights[name].add_(tensor + momentum * velocity, alpha=rate)
-
-    @torch.no_grad()
-    def _load(self, optimizer: Stepper, lane: int) -> None:
-        for name, parameter in self._play.params.items():
-            parameter.copy_(self._weights[name])
-        own = {name: tensor for name, tensor in self._own[lane].items() if not self._merged(name)}
-        optimizer.load_state_tensors({name: t.clone() for name, t in {**self._state, **own}.items()})
-
-
 def times_longer(loss: float, alone: Mapping[float, float]) -> float:
     """How many times as long the best machine alone trains for this loss: between its runs a straight line over the
     logarithm of time, which goes on before the first and behind the last."""
@@ -278,26 +179,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--exact", type=float, default=0.05, help="part of the steps before the windows")
-    parser.add_argument("--only", default=",".join(ALL), help="names of variants")
+    parser.add_argument("--windows", default="4,8,16", help="their steps, beside exact")
+    parser.add_argument("--bits", type=int, default=8, help="on the wire: 8 or 32")
+    parser.add_argument("--optim", default="muon", help="muon or adamw")
     arguments = parser.parse_args()
     lanes = [int(speed) for speed in arguments.speeds.split(",")]
     results: dict[str, list[float]] = {}
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-
-        def play(steps: int, lanes: Sequence[int], optim: str, seed: int = seed) -> Play:
-            return Play(
-                arguments.data.resolve(), lanes=lanes, steps=steps, seed=seed, length=arguments.length, optim=optim
-            )
-
+        play = partial(Play, arguments.data.resolve(), seed=seed, length=arguments.length, optim=arguments.optim)
         alone = {}
         for times in LONGER:
-            run = play(round(times * arguments.steps), [max(lanes)], Variant().optim)
-            alone[times] = train(run, Variant(), exact_part=1.0)
+            alone[times] = train(play(steps=round(times * arguments.steps), lanes=[max(lanes)]))
             print(f"seed {seed} alone x {times}: {alone[times]:.4f}", file=sys.stderr, flush=True)
         results.setdefault("alone", []).append(alone[1.0])
-        for name in arguments.only.split(","):
-            variant = ALL[name.replace(";", ",")]
-            loss = train(play(arguments.steps, lanes, variant.optim), variant, exact_part=arguments.exact)
+        for window in (0, *(int(steps) for steps in arguments.windows.split(","))):
+            name = f"windows of {window}" if window else "exact"
+            run = play(steps=arguments.steps, lanes=lanes)
+            loss = train(run, window=window, bits=arguments.bits, exact_part=arguments.exact)
             results.setdefault(name, []).append(loss)
             speed = times_longer(loss, alone)
             print(f"seed {seed} {name}: {loss:.4f}, speed {speed:.3f}", file=sys.stderr, flush=True)

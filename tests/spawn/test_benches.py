@@ -25,22 +25,18 @@ NEEDS = {
     "serve": "transformers",
 }
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
-    "busy": "--tokens 256 --rounds 1 --threads 1",
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
     "goodput": "--minutes 1 --seconds 3",
-    "grid": "TEXT --set train.epochs=0.1 --set optim.weight_decay=0,1 --characters 20000 --seeds 1 --vocabulary 300",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
-    "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --only exact,windows~H=2,state~H=4",
+    "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --windows 2",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "prepare": "TEXTS --rounds 1 --processes 1",
     "recovery": "--faults 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
-    "teacher": "TEXT --characters 20000 --epochs 0.1 --decays 0 --seeds 1 --taught 0.1 --threads 1 --vocabulary 300 "
-    "--teacher 0.1 0 --teacher-set model.layers=1 --taught-set train.teacher_share=0.7",
     "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8,0.4 --batch 6 --length 16 --layers 1 --width 32 "
     "--link 100mbit --pace 1 --only exact,~no~limit;windows~of~2;ddp",

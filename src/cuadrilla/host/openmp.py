@@ -12,7 +12,7 @@ def sleep_early(environment: MutableMapping[str, str] = os.environ) -> None:
 
     A thread that spins keeps the core which the others need. With libgomp's usual milliseconds each product, beside
     another program that computes, waits for the end of a time slice: small steps took up to fifty times as long there,
-    with these three times (`python -m bench.busy`). What the user has set stays.
+    with these three times (docs/experiments.md). What the user has set stays.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
