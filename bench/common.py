@@ -17,7 +17,7 @@ from cuadrilla.config import Config
 from cuadrilla.crew.local import run_local
 from cuadrilla.data.shards import TOKENIZER, Manifest, ShardWriter, Split, dtype_for, write_manifest
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
-from cuadrilla.host.environment import read_environment
+from cuadrilla.host.facts import read_environment
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
 from cuadrilla.train.setup import assemble, make_task

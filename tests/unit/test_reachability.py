@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from cuadrilla.errors import LinkError
-from cuadrilla.host import reachability as module
+from cuadrilla.host import card as module
+from cuadrilla.host.card import read_reachability
 from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
-from cuadrilla.host.reachability import read_reachability
 from cuadrilla.link.address import Address
 from tests.patients import FACTS
 

@@ -121,8 +121,8 @@ def show_opened(home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, use
 
 def _show_reachability(*, listens: str, dialled: str) -> None:
     """Say so if nobody on the network could dial `listens`, and what to do about it."""
+    from cuadrilla.host.card import HOST, read_reachability
     from cuadrilla.host.facts import read_facts
-    from cuadrilla.host.reachability import HOST, read_reachability
 
     here = Address.parse(listens)
     if here.is_loopback or dialled:

@@ -1,8 +1,9 @@
 """`cuadrilla doctor`: what this machine is, what will go wrong, and the exact command that repairs it."""
 
 import importlib.metadata
+import itertools
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -25,7 +26,6 @@ Found = tuple[str, Finding]
 MARKS: dict[Level, str] = {"ok": "✔", "warning": "!", "failure": "✘"}
 PLAIN_MARKS: dict[Level, str] = {"ok": "+", "warning": "!", "failure": "X"}
 """For terminals that lack the others."""
-GIB = 2**30
 REPORTED = ("torch", "numpy", "grpcio", "safetensors", "tokenizers", "transformers", "ray", "dask", "optuna")
 """The packages whose versions explain most problems."""
 
@@ -53,22 +53,21 @@ def doctor(
     options.json = options.json or as_json
     head = Address.parse(address) if address else None
     here = this_machine(port=port, devices_seconds=timeout)
-    found = [*examine(here), *(_way(head) if head else [])]
+    looking = itertools.chain(examine(here), _way(head) if head else ())
+    found = [*looking] if options.json or report else _show(looking)
     if options.json:
         emit_json(findings_data(found, here.devices))
     elif report:
-        for line in report_lines(found, here.devices):
+        for line in report_lines(found):
             emit("{line}", line=line)
-    else:
-        _show(found)
     if any(each.level == "failure" for _, each in found):
         raise typer.Exit(EnvironmentProblem.exit_code)
 
 
-def _way(address: Address) -> list[Found]:
+def _way(address: Address) -> Iterator[Found]:
     """The steps to a coordinator, with the keys of this machine if it has some of that crew."""
     crew = next((crew for crew in Home.of_user().joined() if crew.address == str(address)), None)
-    return [(f"link.{step}", each) for step, each in walk(address, crew=crew)]
+    yield from ((f"link.{step}", each) for step, each in walk(address, crew=crew))
 
 
 def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str, Any]:
@@ -90,11 +89,10 @@ def _counts(found: Sequence[Found]) -> tuple[int, int]:
     return levels.count("failure"), levels.count("warning")
 
 
-def report_lines(found: Sequence[Found], devices: Sequence[Device]) -> Iterator[str]:
-    """Versions, devices and findings, in English. Neither variables nor files of a run are read."""
+def report_lines(found: Sequence[Found]) -> Iterator[str]:
+    """Versions and findings, in English. Neither variables nor files of a run are read."""
     yield f"cuadrilla {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield ", ".join(_versions())
-    yield from map(_device_line, devices)
     for name, each in found:
         remedy = " | ".join(part for part in (each.command, each.remedy) if part and each.level != "ok")
         yield f"{each.level:8} {name:20} {each.cause}" + (f" -> {remedy}" if remedy else "")
@@ -106,24 +104,13 @@ def _versions() -> Iterator[str]:
             yield f"{name} {importlib.metadata.version(name)}"
 
 
-def _device_line(device: Device) -> str:
-    capability = ".".join(map(str, device.capability)) if device.capability else None
-    known = {
-        "GiB": None if device.memory_bytes is None else f"{device.memory_bytes / GIB:.1f}",
-        "GFLOP/s": None if device.gflops is None else f"{device.gflops:.0f}",
-        "driver": device.driver,
-        "compute capability": capability,
-    }
-    facts = [device.name, *(f"{name} {value}" for name, value in known.items() if value)]
-    return f"{device.label}: {', '.join(facts)}" + (f": {device.error}" if device.error else "")
-
-
-def _show(found: Sequence[Found]) -> None:
-    """A line for each finding, and under it what to do: readable without colour."""
+def _show(looking: Iterable[Found]) -> list[Found]:
+    """A line for each finding as it is found, and under it what to do: readable without colour."""
     unicode = (stdout().encoding or "").lower().startswith("utf")
-    marks = MARKS if unicode else PLAIN_MARKS
+    marks, found = MARKS if unicode else PLAIN_MARKS, []
     emit("cuadrilla {version}", version=__version__)
-    for name, each in found:
+    for name, each in looking:
+        found.append((name, each))
         emit(" {mark} {check:20} {cause}", mark=marks[each.level], check=name, cause=each.cause)
         if each.level != "ok" and each.command:
             emit("     {place}:  {command}", place=PLACES[each.shell], command=each.command)
@@ -131,3 +118,4 @@ def _show(found: Sequence[Found]) -> None:
             emit("     {remedy}", remedy=each.remedy)
     failures, warnings = _counts(found)
     emit("{failures} broken, {warnings} to look at", failures=failures, warnings=warnings)
+    return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cuadrilla.config import AutoSync, CrewEngine, LocalEngine, WindowsSync
 from cuadrilla.errors import ConfigError
-from cuadrilla.host.environment import read_environment
+from cuadrilla.host.facts import read_environment
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message

@@ -18,7 +18,8 @@ def torch(here: Here) -> Iterator[Finding]:
     if cpu.error:
         yield _broken(here, cpu.error, cpu.hint)
     else:
-        yield ok(Message("PyTorch {version}", version=cpu.torch_version))
+        told = "PyTorch {version}; the processor computes {gflops:,.0f} GFLOP/s"
+        yield ok(Message(told, version=cpu.torch_version, gflops=cpu.gflops or 0))
 
 
 def gpu(here: Here) -> Iterator[Finding]:
@@ -46,13 +47,9 @@ def _broken(here: Here, cause: str, hint: str) -> Finding:
 
 
 def _described(device: Device) -> Message:
-    gib = (device.memory_bytes or 0) / GIB
+    known = {"device": device.label, "name": device.name, "gib": (device.memory_bytes or 0) / GIB}
     if device.capability is None:
-        return Message("{device} {name}, {gib:.1f} GiB", device=device.label, name=device.name, gib=gib)
-    return Message(
-        "{device} {name}, {gib:.1f} GiB, compute capability {capability}",
-        device=device.label,
-        name=device.name,
-        gib=gib,
-        capability=f"{device.capability[0]}.{device.capability[1]}",
-    )
+        return Message("{device} {name}, {gib:.1f} GiB", **known)
+    dotted = ".".join(map(str, device.capability))
+    told = "{device} {name}, {gib:.1f} GiB, compute capability {capability}, driver {driver}"
+    return Message(told, **known, capability=dotted, driver=device.driver)

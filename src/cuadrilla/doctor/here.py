@@ -12,12 +12,11 @@ import psutil
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.host import programs
-from cuadrilla.host.card import NetworkCard, read_cards, way_out
+from cuadrilla.host.card import NetworkCard, Reachability, read_cards, read_reachability, way_out
 from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import Facts, read_facts
 from cuadrilla.host.gpus import has_driver
 from cuadrilla.host.programs import ProgramAnswer
-from cuadrilla.host.reachability import Reachability, read_reachability
 from cuadrilla.link.address import Address, local_address
 
 DEVICES_SECONDS = 30.0
@@ -103,7 +102,7 @@ def _own_port() -> int | None:
 
 def _read_folder(path: Path) -> Folder:
     """While it is not there: what it would be made in."""
-    there = next(each for each in (path, *path.parents) if each.exists())
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
     writable = there.is_dir() and os.access(there, os.W_OK)
     free = psutil.disk_usage(str(there)).free
     return Folder(path=str(path), device=there.stat().st_dev, free_bytes=free, writable=writable)

@@ -1,6 +1,8 @@
-"""The network cards: their addresses, and which of them lead into a VPN.
+"""The network cards: their addresses, which of them lead into a VPN, and whether others can dial this machine.
 
-A VPN that is the way out of a machine is not the network that the machines beside it are on. Reading sends nothing.
+A VPN that is the way out of a machine is not the network that the machines beside it are on. A coordinator needs one
+port that others reach; WSL2 in its default mode and most containers have an address that only their host knows. Reading
+sends nothing.
 """
 
 import ipaddress
@@ -8,9 +10,13 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psutil
+
+from cuadrilla.host.facts import Facts
+from cuadrilla.host.programs import run
 
 NOBODYS = ("192.0.2.1", 9)  # RFC 5737: an address that is nobody's
 TUNNEL = re.compile(r"(u?tun|wg|tailscale|ppp|ipsec|zt)[0-9]*|.*(vpn|tailscale|wireguard|nordlynx).*", re.IGNORECASE)
@@ -19,6 +25,11 @@ LOOPBACK = re.compile(r"(?i)lo\d*$|loopback")
 VIRTUAL = re.compile(r"(?i)(veth|docker|br-|virbr|cni|flannel|cali|ifb|tun|tap|wg|utun|tailscale|bridge|vethernet)")
 """Cards of containers and virtual machines: nobody on the network dials them, and a real one counts their bytes."""
 OWN_NETWORKS = ipaddress.ip_network("fc00::/7")  # of IPv6: as 192.168.0.0/16 is of IPv4
+Reachability = Literal["plain", "wsl-nat", "wsl-mirrored", "container"]
+BEHIND_A_HOST = ("docker", "podman")  # system containers (lxc) are mostly on the LAN themselves
+WSL_NAT = ipaddress.ip_network("172.16.0.0/12")
+WSLINFO_SECONDS = 5.0
+HOST = "HOST_ADDRESS"  # to be replaced by who types it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +97,32 @@ def near(cards: Sequence[NetworkCard], *, version: Literal[4, 6] = 4) -> list[st
 
 def addresses() -> dict[str, list[str]]:
     """The IP addresses of each card, as numbers without a zone."""
+    families = (socket.AF_INET, socket.AF_INET6)
     return {
-        card: [plain for entry in entries if (plain := _plain(entry.address))]
+        card: [entry.address.partition("%")[0] for entry in entries if entry.family in families]
         for card, entries in psutil.net_if_addrs().items()
     }
 
 
-def _plain(text: str) -> str:
-    """An address without its zone; empty for what is none (a hardware address)."""
+def read_reachability(address: str, *, facts: Facts, cards: Path = Path("/sys/class/net")) -> Reachability:
+    """How this machine is placed, which others would dial at `address`. Never raises."""
+    if facts.container in BEHIND_A_HOST:
+        return "plain" if _is_of_host(address, cards) else "container"
+    if facts.wsl != 2:
+        return "plain"  # WSL1 has the network of Windows
+    said = run(["wslinfo", "--networking-mode"], seconds=WSLINFO_SECONDS)
+    mode = said.text.lower() if said.ok else "nat" if _is_of_wsl(address) else "mirrored"
+    return "wsl-mirrored" if mode == "mirrored" else "plain" if mode == "bridged" else "wsl-nat"
+
+
+def _is_of_host(address: str, cards: Path) -> bool:
+    """Whether the address belongs to a real card, as with `docker run --network host`."""
+    names = [name for name, own in addresses().items() if address in own]
+    return any((cards / name / "device").exists() for name in names)
+
+
+def _is_of_wsl(address: str) -> bool:
     try:
-        return str(ipaddress.ip_address(text.partition("%")[0]))
+        return ipaddress.ip_address(address) in WSL_NAT
     except ValueError:
-        return ""
+        return True  # a name: WSL2's default it is

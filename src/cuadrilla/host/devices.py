@@ -89,8 +89,8 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
         fault = Message("did not answer within {seconds:g} s", seconds=seconds)
         return ProbeAnswer(rows=rows, fault=fault, timed_out=True)
     if said.code < 0:
-        names = {-each: each.name for each in signal.Signals}
-        return ProbeAnswer(rows=rows, fault=Message("was killed by {signal}", signal=names.get(said.code, said.code)))
+        name = signal.Signals(-said.code).name
+        return ProbeAnswer(rows=rows, fault=Message("was killed by {signal}", signal=name))
     last = said.text.splitlines()[-1][:200] if said.text else ""
     return ProbeAnswer(rows=rows, fault=Message("ended with code {code}: {said!r}", code=said.code, said=last))
 

@@ -4,6 +4,7 @@ What cannot be found out is None. psutil reports the host even inside a containe
 `host/container.py`.
 """
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -12,11 +13,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from cuadrilla.host.container import Cgroups, read_cpu, read_memory, read_text
 from cuadrilla.host.programs import run
+from cuadrilla.version import __version__
 
 PSUTIL_ERRORS = (psutil.Error, OSError, RuntimeError, ValueError, KeyError, AttributeError, NotImplementedError)
 """What psutil raises where a system tells nothing, or /proc is not mounted."""
@@ -42,10 +45,9 @@ class Facts:
 
 def parse_wsl(kernel: str) -> int | None:
     """1 or 2 from a kernel release: `5.15.153.1-microsoft-standard-WSL2`, `4.4.0-19041-Microsoft`."""
-    lowered = kernel.lower()
-    if "microsoft" not in lowered and "wsl" not in lowered:
-        return None
-    return 1 if re.match(r"[34]\.", lowered) and "wsl2" not in lowered and "standard" not in lowered else 2
+    if re.match(r"4\.4\..*Microsoft", kernel):
+        return 1
+    return 2 if "microsoft" in kernel.lower() or "wsl" in kernel.lower() else None
 
 
 def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
@@ -118,3 +120,18 @@ def read_facts() -> Facts:
         memory_bytes=memory,
         available_bytes=memory - used,
     )
+
+
+def read_environment() -> dict[str, Any]:
+    """What a run was made with, stored as `env.json`: Python, system, processor and the version of every package."""
+    facts = read_facts()
+    heads = [found.metadata for found in importlib.metadata.distributions()]  # read anew with each look at them
+    packages = {head["Name"]: head["Version"] for head in heads if head["Name"] and head["Name"] != "cuadrilla"}
+    return {
+        "cuadrilla": __version__,
+        "python": platform.python_version(),
+        "system": facts.system_version,
+        "machine": facts.machine,
+        "cpu": facts.processor,
+        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }

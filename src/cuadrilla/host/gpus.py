@@ -12,11 +12,10 @@ import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AfterValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from cuadrilla.host.probe import CARDS_CHILD
 from cuadrilla.host.programs import json_rows, run
@@ -66,7 +65,9 @@ class Gpus:
         """Whether a driver is here that did not answer the last question."""
 
     def sample(self) -> tuple[GpuUsage, ...]:
-        return _adapter().validate_python(self.rows())
+        names = [field.name for field in fields(GpuUsage)]
+        rows: list[dict[str, Any]] = [{name: row.get(name) for name in names} for row in self.rows()]
+        return tuple(GpuUsage(**row) for row in rows)
 
     def close(self) -> None:
         """Whoever waits for an answer goes on. From any thread; who asks later gets an answer again."""
@@ -83,11 +84,6 @@ class Gpus:
         if self.is_silent:
             self._pause_until = time.monotonic() + RETRY_SECONDS
         return rows or []
-
-
-@cache
-def _adapter() -> TypeAdapter[tuple[GpuUsage, ...]]:
-    return TypeAdapter(tuple[GpuUsage, ...])
 
 
 def has_driver() -> bool:
