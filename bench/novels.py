@@ -127,7 +127,7 @@ def theirs(books: Books, *, size: str, tokens: int, rate: float) -> Result:
         schedule.step()
         optimizer.zero_grad()
     seconds = time.perf_counter() - began
-    mine.load_state_dict(state_from_hf(model.state_dict(), name="the peer"))
+    mine.load_state_dict(state_from_hf(model.state_dict()))
     score = books.bits_per_byte(mine, task)
     return Result(rate=rate, tokens=steps * BATCH * task.defaults.length, seconds=seconds, bits_per_byte=score)
 

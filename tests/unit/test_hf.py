@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
-from cuadrilla.errors import CheckpointError, ResourceError
+from cuadrilla.errors import CheckpointError, DataError, ResourceError
 from cuadrilla.model.generate import generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
@@ -182,25 +182,25 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     Tokenizer.train(["aa"], vocab_size=257).save(tmp_path / "made.json")
-    with pytest.raises(CheckpointError, match="257 tokens, the model 64"):
+    with pytest.raises(DataError, match="257 tokens, the model 64"):
         save_hf(make(SMALL), tmp_path / "out", tokenizer_path=tmp_path / "made.json")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "llama"}, "describes a 'llama', not a GPT-2"),
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "does not write text"),
+        ({"model_type": "llama"}, "model_type = 'llama'"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
         ({"activation_function": "relu"}, "activation_function = 'relu'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),
-        ({"add_cross_attention": True}, "not supported: add_cross_attention = True"),
+        ({"add_cross_attention": True}, "add_cross_attention = True"),
         ({"scale_attn_by_inverse_layer_idx": 1}, "scale_attn_by_inverse_layer_idx = 1"),
         ({"n_inner": -1}, "n_inner = -1"),
         ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon = 0.0"),
         ({"layer_norm_epsilon": True}, "layer_norm_epsilon = True"),
         ({"n_layer": 10**9}, "n_layer = 1000000000"),
         ({"n_embd": "8"}, "n_embd = '8'"),
-        ({"n_head": 3}, "n_embd = 8, n_head = 3"),
+        ({"n_head": 3}, "n_embd 8 is not divisible by n_head 3"),
         ({"vocab_size": True}, "vocab_size = True"),
     ],
 )
@@ -222,27 +222,15 @@ def changed_state(change: str) -> dict[str, torch.Tensor]:
             state["transformer.h.7.mlp.c_fc.bias"] = torch.zeros(32)
         case "shape":
             state["transformer.wpe.weight"] = torch.zeros(17, 8)
-        case "nan":
-            state["transformer.h.0.ln_1.bias"][3] = torch.nan
-        case "infinity":
-            state["transformer.wte.weight"][0, 0] = torch.inf
-        case "integers":
-            state["transformer.wte.weight"] = torch.zeros(64, 8, dtype=torch.int8)
-        case "untied":
-            state["lm_head.weight"] = state["transformer.wte.weight"] + 1
     return state
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("missing", "lacks transformer.h.0.mlp.c_fc.bias"),
-        ("unknown", "has unknown transformer.h.7.mlp.c_fc.bias"),
-        ("shape", "transformer.wpe.weight (17, 8) instead of (16, 8)"),
-        ("nan", "nan or infinity in transformer.h.0.ln_1.bias"),
-        ("infinity", "nan or infinity in transformer.wte.weight"),
-        ("integers", "transformer.wte.weight of type int8"),
-        ("untied", "the head is not tied"),
+        ("missing", 'Missing key(s) in state_dict: "transformer.h.0.mlp.c_fc.bias"'),
+        ("unknown", 'Unexpected key(s) in state_dict: "transformer.h.7.mlp.c_fc.bias"'),
+        ("shape", "size mismatch for transformer.wpe.weight"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(change: str, says: str, tmp_path: Path) -> None:
@@ -274,36 +262,24 @@ def overlapping() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    "raw",
     [
-        (b"", "not a complete safetensors file"),
-        (header(b"{}", length=2**62), "not a complete safetensors file"),
-        (header(b"{}", length=90_000_000), "not a complete safetensors file"),
-        (header(b"not json"), "not a complete safetensors file"),
-        (header(b'{"a":"' + b"a" * 9_000_000 + b'"}'), "its header would have 9,000,008 bytes"),
-        (overlapping(), "not a complete safetensors file"),
-        (header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'), "not a complete safetensors file"),
-        (header(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'), "safetensors"),
-        (b"PK\x03\x04" + bytes(100), "is a pickle"),
+        b"",
+        header(b"{}", length=2**62),
+        header(b"{}", length=90_000_000),
+        header(b"not json"),
+        overlapping(),
+        header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'),
+        header(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'),
+        b"PK\x03\x04" + bytes(100),
     ],
-    ids=[
-        "empty",
-        "absurd length",
-        "longer than the file",
-        "not JSON",
-        "huge header",
-        "overlap",
-        "cut",
-        "overflow",
-        "zip",
-    ],
+    ids=["empty", "absurd length", "longer than the file", "not JSON", "overlap", "cut", "overflow", "zip"],
 )
-def test_broken_and_hostile_files_are_refused(raw: bytes, says: str, tmp_path: Path) -> None:
+def test_broken_and_hostile_files_are_refused(raw: bytes, tmp_path: Path) -> None:
     save_hf(make(SMALL), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(raw)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match="not a complete safetensors file") as caught:
         load_hf(tmp_path)
-    assert says in caught.value.message
     assert caught.value.hint
 
 
@@ -311,12 +287,8 @@ def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
     save_hf(make(SMALL), tmp_path)
     trap = Trap(tmp_path / "sprung")
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps(trap))
-    with pytest.raises(CheckpointError, match="is a pickle"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         load_hf(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle") as caught:
-        load_hf(tmp_path)
-    assert "save_pretrained" in caught.value.hint
     assert not (tmp_path / "sprung").exists()
     touch, arguments = trap.__reduce__()
     touch(*arguments)
@@ -328,7 +300,7 @@ def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
     [
         ("config.json", None, "cannot read"),
         ("config.json", b"{", "is not JSON"),
-        ("config.json", b"[1]", "is not a JSON object"),
+        ("config.json", b"[1]", "describes no GPT-2"),
         ("config.json", b"[" * 100_000, "is not JSON"),
         ("model.safetensors", None, "does not exist"),
     ],

@@ -71,8 +71,7 @@ def export_gguf(
         description=f"GPT-2, {num_parameters(model):,} parameters, step {found.step.version:,}",
         licence=licences(found),
     )
-    read = model.state_dict().__getitem__
-    write_gguf(to, config=model.config, tokenizer_path=found.tokenizer_path, read=read, half=f16, about=about)
+    write_gguf(to, model=model, tokenizer_path=found.tokenizer_path, half=f16, about=about)
     _report(to, found, num_bytes=to.stat().st_size)
 
 

@@ -9,20 +9,16 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cuadrilla.data.tokenizer import Tokenizer, tokenizer_json
-from cuadrilla.errors import CheckpointError, DataError
+from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.hf import load_hf, save_hf
-from cuadrilla.model.unpickle import convert_pickled
-from cuadrilla.model.weights import INDEX, PICKLE_HINT, WEIGHTS, files_of, weights_of
+from cuadrilla.model.hf import PICKLES, load_hf, require_rows, save_hf
+from cuadrilla.model.weights import files_of, weights_of
 from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
-SUFFIX = ".safetensors"
-PICKLES = (".bin", ".pt", ".pth")
 PICKLED = "pytorch_model.bin"
 TOKENIZER = "tokenizer.json"
 ORIGIN = "origin.json"
@@ -38,66 +34,31 @@ class Pretrained:
 
 
 def find_weights(source: Path) -> Path:
-    """The file of weights that a path names: itself, or that of a folder, or the index of its parts.
-
-    Raises CheckpointError.
-    """
+    """The file of weights that a path names: itself, or that of a folder, or the index of its parts."""
     if source.is_file():
-        if source.suffix == SUFFIX and source.name != WEIGHTS and source.with_name(INDEX).exists():
-            raise CheckpointError(
-                "{path} is one of several files",
-                path=source,
-                hint="name their folder, {folder}",
-                folder=typed(source.parent),
-            )
         return source
-    if not source.is_dir():
-        raise CheckpointError(
-            "{path} is not a regular file" if source.exists() else "{path} does not exist",
-            path=source,
-            hint="name a folder with config.json, or a file of weights",
-        )
-    if weights_of(source).exists():
-        return weights_of(source)
-    pickled = sorted(path for path in source.iterdir() if path.suffix in PICKLES and path.name != "training_args.bin")
-    if (source / f"{PICKLED}.index.json").exists() and source / PICKLED not in pickled:
-        raise CheckpointError("{path} holds pickles that belong together", path=source, hint=PICKLE_HINT)
-    if len(pickled) > 1:
-        names = ", ".join(path.name for path in pickled[:4])
-        raise CheckpointError(
-            "{path} holds several files of weights: {names}", path=source, names=names, hint="name one of them"
-        )
-    return pickled[0] if pickled else source / WEIGHTS
+    weights, pickled = weights_of(source), source / PICKLED
+    return pickled if pickled.exists() and not weights.exists() else weights
 
 
 def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
     """A folder in Hugging Face's layout, or a file of weights that lies in one. Raises CheckpointError, DataError."""
+    if not source.exists():
+        hint = "name a folder with config.json, or a file of weights"
+        raise CheckpointError("{path} does not exist", path=source, hint=hint)
     weights = find_weights(source)
     folder = weights.parent
     raw = tokenizer_json(folder)
-    tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
-    if weights.suffix not in PICKLES:
-        model = load_hf(folder, weights=weights)
-    elif not trust:
+    if weights.suffix in PICKLES and not trust:
         raise CheckpointError(
             "{path} is a pickle, and opening a pickle can run any code of whoever made it",
             path=weights,
             hint="use safetensors if it has any; if you trust its author: cuadrilla import {source} --to RUN --trust",
             source=typed(source),
         )
-    else:
-        with TemporaryDirectory() as name:
-            converted = Path(name) / WEIGHTS
-            convert_pickled(weights, converted)
-            model = load_hf(folder, weights=converted)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise DataError(
-            "the tokenizer of {folder} has {tokens:,} tokens, the model {rows:,}",
-            folder=folder,
-            tokens=tokenizer.vocab_size,
-            rows=model.config.vocab_size,
-            hint="the tokenizer and the weights must belong together",
-        )
+    model = load_hf(folder, weights=weights)
+    tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
+    require_rows(tokenizer, rows=model.config.vocab_size)
     return Pretrained(model=model, tokenizer=raw, weights=weights)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
-from cuadrilla.model.hf import some
+from cuadrilla.model.weights import some
 from cuadrilla.rundir import RunDir, file_sha256, fsync_folder, make_private, read_jsonl, storage_errors
 from cuadrilla.version import __version__
 
