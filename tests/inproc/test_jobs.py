@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from unittest.mock import ANY
 
 import pytest
 
-from cuadrilla.crew.children import Children
 from cuadrilla.crew.run import train_run
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -221,32 +219,22 @@ def bit_flip(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(raw)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "a flipped bit": bit_flip,
-}
-
-
 def test_checkpoints_that_are_none_count_as_nothing(crew: Jobs) -> None:
     """And whatever they hold, the coordinator goes on."""
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
     mala.send("0000-0", 2)
     crew.until(lambda: crew.versions("0000-0") == [2])
-    for damage in DAMAGES.values():
-        mala.send("0000-0", 4, change=damage)
+    mala.send("0000-0", 4, change=bit_flip)
     mala.send("0000-0", 8)
     crew.until(lambda: 8 in crew.versions("0000-0"))
     assert crew.versions("0000-0") == [2, 8]
 
 
-@pytest.mark.parametrize(
-    ("ended", "found"),
-    [
-        (FAILED, {"reason": "no memory"}),
-        (LOST, {"lost": True, "reason": "no memory"}),
-        (GIVEN_BACK, {}),
-    ],
-)
+ENDS = {FAILED: {"reason": "no memory"}, LOST: {"lost": True, "reason": "no memory"}, GIVEN_BACK: {}}
+
+
+@pytest.mark.parametrize(("ended", "found"), ENDS.items())
 def test_how_a_job_ends(crew: Jobs, ended: str, found: dict[str, Any]) -> None:
     """A machine that could not even begin gives it back, and says why."""
     ana = crew.joins("ana")
@@ -296,19 +284,6 @@ def test_who_has_no_job_sends_nothing(crew: Jobs, trained: RunDir) -> None:
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
     assert (crew.versions("0000-0"), list(crew.executor.busy)) == ([], ["ana"])
-
-
-def test_a_process_that_ends_when_it_is_told_of_a_job_is_only_another_lost_one() -> None:
-    """What it was told lies in a pipe that nobody reads any more."""
-    died: list[str] = []
-    children = Children(died=lambda name, _reason: died.append(name))
-    children.start("job", [sys.executable, "-c", "pass"], environment={})
-    process = children.alive["job"]
-    process.wait(CEILING_SECONDS)
-    assert process.stdin is not None
-    process.stdin.write("/a/folder\n")
-    assert children.poll() == {"job": 0}
-    assert died == []
 
 
 def test_leftovers_of_a_killed_coordinator_are_removed(crew: Jobs) -> None:

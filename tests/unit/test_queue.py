@@ -108,7 +108,7 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, t
     queue.add(RunDir(tmp_path / "otra" / "uno"))
     with pytest.raises(ConfigError, match="several"):
         queue.find("uno")
-    assert queue.find(str(tmp_path / "otra" / "uno")).order == 4
+    assert queue.find(str(tmp_path / "otra" / "uno")).name == queue.runs()[-1].name
 
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
+from cuadrilla.tune.folder import SearchFolder
+from cuadrilla.tune.run import Searching
 from cuadrilla.tune.search import RunResult, Search, Trial, open_storage, storing
+from cuadrilla.tune.trial import Base
+from tests.unit.test_queue import Hands
 from tests.unit.test_tune_space import space_of
 
 SPACE = space_of("optim.lr = {low = 0.000001, high = 1.0}")
@@ -139,3 +143,18 @@ def test_tpe_learns() -> None:
         search.finish(trial, RunResult(score=abs(math.log10(float(trial.values["optim.lr"])) + 2)))
     off = [trial.score or 0.0 for trial in search.trials]
     assert sum(off[20:]) / 20 < 0.7  # by chance: 1
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 2.0, 3.0), (2.0, 2.0, 2.0)])
+def test_the_last_run_is_for_the_fastest_place(seconds: tuple[float, ...], tmp_path: Path) -> None:
+    """Of those that are equally fast any takes it."""
+    section = section_of(trials=4)
+    search, hands = search_of(section), Hands("ana", "luis", "eva")
+    base = Base(text="", folder=tmp_path, sets=(), section=section)
+    work = Searching(base=base, folder=SearchFolder(tmp_path), search=search, executors=[hands], rung_steps=[10])
+    for place, took in zip(hands.places, seconds, strict=True):
+        trial = search.next_trial()
+        assert trial is not None
+        search.finish(trial, RunResult(score=1.0, seconds=took, place=place))
+    taken = {place: work.next_job(place, "cpu") for place in ("eva", "luis", "ana")}
+    assert [place for place, job in taken.items() if job] == ["ana" if seconds[0] < seconds[1] else "eva"]

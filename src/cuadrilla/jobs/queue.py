@@ -1,21 +1,24 @@
 """The queue of this machine: runs that wait for a machine, in an order that its owner may change; who hands them out.
 
 Invariants
-* A file for each run, `ID.json`, written by commands; how it stands is in `ID.now.json`, written by the one process
-  that hands out. Each write is whole or not there, so nobody has to wait for anybody.
+* One file has all of it, in their order; who changes it holds a lock for that instant, who reads it needs none.
 * A run that was given to a machine which has gone, or whose hander-out has gone, waits again, where it stood.
 * What has ended stays listed until it is removed, and is not begun again unless it is added again.
 """
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.link.base import JOB_NAME, node_of
+from cuadrilla.link.base import node_of
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, read_object, write_json
 
@@ -23,6 +26,7 @@ WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", 
 ENDED = (COMPLETE, FAILED, STOPPED)
 DEVICES = ("cuda", "mps", "xpu", "cpu")
 NAME_CHARACTERS, ID_DIGITS = 40, 8
+LIST = "runs.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,6 @@ class QueuedRun:
 
     name: str
     run: RunDir
-    order: float
     on: tuple[str, ...] = ()
     device: str = ""
     stops: bool = False
@@ -53,27 +56,43 @@ class QueuedRun:
 
 class RunQueue:
     """In a folder of its own; creates nothing before something is added. `is_handed_out` False: whoever did is gone, so
-    nobody has a run, whatever the files say."""
+    nobody has a run, whatever the file says."""
 
     def __init__(self, folder: Path, *, is_handed_out: bool = True) -> None:
-        self._folder = folder
-        self._held = (RUNNING,) if is_handed_out else ()
+        self._folder, self._is_handed_out = folder, is_handed_out
 
     def runs(self) -> list[QueuedRun]:
         """In their order."""
-        paths = [path for path in self._folder.glob("*.json") if JOB_NAME.fullmatch(path.stem)]
-        found = [run for path in paths if (run := self._read(path))]
-        return sorted(found, key=lambda run: (run.order, run.name))
+        return list(map(self._read, read_object(self._folder / LIST).get("runs", [])))
+
+    def _read(self, row: dict[str, Any]) -> QueuedRun:
+        run = QueuedRun(**{**row, "run": RunDir(Path(row["run"])), "on": tuple(row["on"])})
+        if run.state == RUNNING and not self._is_handed_out:
+            run = replace(run, state=WAITING)
+        return replace(run, state=STOPPED) if run.stops and run.state == WAITING else run
+
+    @contextmanager
+    def _changed(self) -> Iterator[list[QueuedRun]]:
+        """The runs, to be changed by one process at a time. Raises ResourceError."""
+        make_private(self._folder)
+        with FileLock(self._folder / f"{LIST}.lock"):
+            runs = self.runs()
+            yield runs
+            rows = [{**vars(run), "run": str(run.run.path)} for run in runs]
+            write_json(self._folder / LIST, {"runs": rows}, private=True)
+
+    def _replace(self, name: str, **changes: Any) -> None:
+        """Nothing where it has just been removed."""
+        with self._changed() as runs:
+            runs[:] = [replace(run, **changes) if run.name == name else run for run in runs]
 
     def add(self, run: RunDir, *, on: tuple[str, ...] = (), device: str = "") -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
-        self.require_free(run)
         path = run.path.resolve()
-        order = max((each.order for each in self.runs()), default=0.0) + 1
-        added = QueuedRun(name=_name_of(path), run=RunDir(path), order=order, on=on, device=device)
-        make_private(self._folder)
-        self._now(added.name).unlink(missing_ok=True)
-        self._write(added)
+        added = QueuedRun(name=_name_of(path), run=RunDir(path), on=on, device=device)
+        with self._changed() as runs:
+            self.require_free(run)
+            runs[:] = [*(each for each in runs if each.name != added.name), added]
         return added
 
     def require_free(self, run: RunDir) -> None:
@@ -96,48 +115,22 @@ class RunQueue:
         return found[0]
 
     def put_first(self, run: QueuedRun) -> None:
-        first = min((each.order for each in self.runs()), default=0.0) - 1
-        self._write(replace(run, order=first))
+        with self._changed() as runs:
+            runs.sort(key=lambda each: each.name != run.name)
 
     def stop(self, run: QueuedRun) -> None:
         """Its machine saves and gives it back; one that waits is not begun."""
-        self._write(replace(run, stops=True))
+        self._replace(run.name, stops=True)
 
     def remove(self, run: QueuedRun) -> None:
         """Take it from the list; its folder stays. Raises ConfigError while a machine has it."""
-        self.require_free(run.run)
-        for path in (self._now(run.name), self._folder / f"{run.name}.json"):
-            path.unlink(missing_ok=True)
+        with self._changed() as runs:
+            self.require_free(run.run)
+            runs[:] = [each for each in runs if each.name != run.name]
 
     def note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
         """Write its state, for the process that hands out. Raises ResourceError."""
-        write_json(self._now(run.name), {"state": state, "place": place, "reason": reason}, private=True)
-
-    def _now(self, name: str) -> Path:
-        return self._folder / f"{name}.now.json"
-
-    def _write(self, run: QueuedRun) -> None:
-        said = {key: getattr(run, key) for key in ("order", "on", "device", "stops")}
-        write_json(self._folder / f"{run.name}.json", {"run": str(run.run.path), **said}, private=True)
-
-    def _read(self, path: Path) -> QueuedRun | None:
-        said, now = read_object(path), read_object(self._now(path.stem))
-        if not said:  # it has just been removed
-            return None
-        state = now.get("state", WAITING)
-        if state not in (*self._held, *ENDED):
-            state = STOPPED if said["stops"] else WAITING
-        return QueuedRun(
-            name=path.stem,
-            run=RunDir(Path(said["run"])),
-            order=said["order"],
-            on=tuple(said["on"]),
-            device=said["device"],
-            stops=said["stops"],
-            state=state,
-            place=now.get("place", ""),
-            reason=now.get("reason", "") if self._held or state in ENDED else "",
-        )
+        self._replace(run.name, state=state, place=place, reason=reason)
 
 
 Tell = Callable[[QueuedRun, str, str, str], None]

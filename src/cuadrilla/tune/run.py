@@ -3,6 +3,7 @@
 Whatever ends this process, the same command goes on: finished trials are in the study, others in checkpoints.
 """
 
+import math
 import statistics
 import threading
 import time
@@ -111,14 +112,13 @@ class Searching:
         return next(trial for trial in self.search.trials if trial.name == job)
 
     def _is_too_slow(self, place: str, trial: Trial) -> bool:
-        """Whether the others would have done all that is left before this place had done this."""
-        speeds = self._speeds()
-        present = {name for executor in self.executors for name in executor.places}
-        others = sum(speeds.get(other, 0.0) for other in present - {place})
-        if place not in speeds or not others:
-            return False
-        left = (self.search.num_trials - len(self.search.ended)) * self.rung_steps[0]
-        return self.rung_steps[trial.rung] / speeds[place] > left / others
+        """Whether the faster places would have done all that is left before this one had done this."""
+        speeds, present = self._speeds(), {name for executor in self.executors for name in executor.places}
+        own = speeds.get(place, math.inf)
+        faster = sum(speed for other, speed in speeds.items() if other in present and speed > own)
+        left = sum(self.rung_steps[each.rung] for each in self.search.trials if not self.search.is_over(each))
+        left += (self.search.num_trials - len(self.search.trials)) * self.rung_steps[0]
+        return faster > 0 and self.rung_steps[trial.rung] / own > left / faster
 
     def _speeds(self) -> dict[str, float]:
         """Steps per second of places that have trained something."""

@@ -50,7 +50,7 @@ class MachineTable {
     // What one said before it left a run that goes on is not how it is now.
     this.asOfNow = (machine) => (machine.here || !isRunning ? machine : { ...machine, usage: undefined, waiting_part: null, round_trip_seconds: null });
     const shown = this.columns.filter(({ of }) => crew.some((machine) => of(this.asOfNow(machine), this.now) !== ""));
-    const parts = { shown, points: points.size > 0 ? points : null, hasWords: crew.some((machine) => machine.word || machine.reason) };
+    const parts = { shown, points: points.size > 0 ? points : null, hasWords: crew.some((machine) => machine.word) };
     const titles = [{ title: say("machine") }, ...shown.map(({ title, number }) => ({ title: say(title), number }))];
     if (parts.points) titles.push({ title: say("busy, last minutes") });
     if (parts.hasWords) titles.push({ title: say("last word") });
@@ -83,7 +83,7 @@ class MachineTable {
     }
     if (points) cells.push(historyCell(points.get(machine.name) ?? [], svg));
     if (hasWords) {
-      const { text = machine.here ? "" : machine.reason, level = "" } = machine.word ?? {};
+      const { text = "", level = "" } = machine.word ?? {};
       cells.push(make("td", text, null, { className: `word ${level} ${text ? "" : "blank"}` }));
     }
     line.replaceChildren(...cells);

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from cuadrilla.rundir import RunDir
 from cuadrilla.tune.folder import JOBS
 
 MAX_RUNS, MAX_OPEN = 500, 24
-MAX_LOOKED_AT = 2000
-"""Of what is in one folder."""
 LOOK_SECONDS = 3.0
 QUEUE, TUNE = "queue", "tune"
 TRIAL = re.compile(r"t[0-9]{4,6}")
@@ -123,7 +120,7 @@ def _found(place: Path) -> Iterator[Path]:
 def _folders(place: Path) -> list[Path]:
     """None of one that may not be looked into."""
     with contextlib.suppress(OSError):
-        return [path for path in islice(place.iterdir(), MAX_LOOKED_AT) if path.is_dir() and path.name[0] != "."]
+        return [path for path in place.iterdir() if path.is_dir() and path.name[0] != "."]
     return []
 
 
