@@ -23,7 +23,7 @@ from cuadrilla.home import Home
 from cuadrilla.link.address import Address, listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, make_private
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def work_on(
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
     from cuadrilla.crew.run import Audience, train_run
-    from cuadrilla.jobs.local import tell_outcome
+    from cuadrilla.jobs.local import OUTCOME
 
     more = [f"train.threads={threads}"] if threads else []
     more += [f"train.device={literal(device)}"] if device else []
@@ -56,7 +56,7 @@ def work_on(
             gc.collect()  # the model of the one before
             outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
             ended = outcome.complete or not outcome.interrupted  # of itself: its patience was at its end
-            tell_outcome(folder, complete=ended, version=outcome.version)
+            write_json(folder / OUTCOME, {"complete": ended}, private=True)
 
 
 def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":

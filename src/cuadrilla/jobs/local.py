@@ -16,11 +16,11 @@ from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
-from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors, write_json
+from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors
 
 SILENT = Message("its process ended without a result")
 OUTCOME = "outcome.json"
-"""In a job's folder: whether its run is complete."""
+"""In a job's folder, written by its process: whether its run is complete."""
 
 
 @dataclass(kw_only=True)
@@ -106,8 +106,3 @@ class LocalExecutor:
         """Processes are started anew where one is needed again."""
         self._children.end(finish_seconds=0.0)
         self._begun.clear()
-
-
-def tell_outcome(folder: Path, *, complete: bool, version: int) -> None:
-    """The end of a job, for the process that handed it out. Raises ResourceError."""
-    write_json(folder / OUTCOME, {"complete": complete, "version": version}, private=True)
