@@ -14,7 +14,7 @@ from cuadrilla.data.shards import Manifest, ShardWriter, Split, write_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import LanguageTask, log_likelihood, prefers_good
+from cuadrilla.model.language import LanguageTask, log_likelihood, wins
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 
@@ -185,9 +185,9 @@ def test_a_trained_model_prefers_what_it_has_read(folder: Path) -> None:
         (loss / count).backward()
         optimizer.step()
     model.train()
-    assert prefers_good(model, task.tokenizer, pairs) == 1.0
-    assert prefers_good(model, task.tokenizer, swapped) == 0.0
-    assert prefers_good(model, task.tokenizer, [Ending("x", "x", "x")]) == 0.5
+    assert set(wins(model, task.tokenizer, pairs)) == {1.0}
+    assert set(wins(model, task.tokenizer, swapped)) == {0.0}
+    assert wins(model, task.tokenizer, [Ending("x", "x", "x")]) == [0.5]
     assert model.training
 
 

@@ -133,6 +133,11 @@ class _Step:
             if start > 0 and length > 1:
                 mask_TS = torch.ones(length, end, dtype=torch.bool, device=self._device).tril(start)
             self.spans.append(_Span(slot, last - length, last, start, end, mask_TS))
+        first = self.spans[0].start
+        self._is_aligned = all(
+            (span.slot, span.last, span.start) == (number, number + 1, first) for number, span in enumerate(self.spans)
+        )
+        """One new token of each of the first slots, at the same position: no slot need be looked up."""
         self.positions_N = self._indices([at for span in self.spans for at in range(span.start, span.end)])
         self._slots_N = self._indices([slot for slot, tokens in parts for _ in tokens])
         ones = {span.slot: span for span in self.spans if span.last - span.first == 1}
@@ -164,9 +169,14 @@ class _Step:
     def attend(self, layer: int, q_1HND: Tensor, k_1HND: Tensor, v_1HND: Tensor, scale: float) -> Tensor:
         """Write the new keys and values of one layer into the cache, attend to all that a row may see."""
         k_BHSD, v_BHSD = self._cache.k_LBHSD[layer], self._cache.v_LBHSD[layer]
-        self._write(k_BHSD, k_1HND)
-        self._write(v_BHSD, v_1HND)
         wide_1HND = q_1HND.to(k_BHSD.dtype)
+        if self._is_aligned:
+            num, start, end = len(self.spans), self.spans[0].start, self.spans[0].end
+            k_BHSD[:num, :, start], v_BHSD[:num, :, start] = k_1HND[0].transpose(0, 1), v_1HND[0].transpose(0, 1)
+            q_BH1D, keys, values = wide_1HND.transpose(0, 2), k_BHSD[:num, :, :end], v_BHSD[:num, :, :end]
+            return F.scaled_dot_product_attention(q_BH1D, keys, values, scale=scale).transpose(0, 2).to(q_1HND.dtype)
+        k_BHSD[self._slots_N, :, self.positions_N] = k_1HND[0].transpose(0, 1).to(k_BHSD.dtype)
+        v_BHSD[self._slots_N, :, self.positions_N] = v_1HND[0].transpose(0, 1).to(v_BHSD.dtype)
         if not self._alone:
             return self._attend_together(wide_1HND, k_BHSD, v_BHSD, scale).to(q_1HND.dtype)
         y_1HND = torch.empty_like(wide_1HND)
@@ -193,10 +203,3 @@ class _Step:
             scale=scale,
         )
         return y_BH1D[self._slots_G, :, 0].transpose(0, 1)[None]
-
-    def _write(self, kept_BHSD: Tensor, new_1HND: Tensor) -> None:
-        if len(self.spans) == 1:  # a slice is written faster than scattered positions
-            span = self.spans[0]
-            kept_BHSD[span.slot, :, span.start : span.end] = new_1HND[0]
-        else:
-            kept_BHSD[self._slots_N, :, self.positions_N] = new_1HND[0].transpose(0, 1).to(kept_BHSD.dtype)

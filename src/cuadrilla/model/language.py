@@ -205,21 +205,7 @@ def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[floa
     return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
 
 
-class TextEncoder(Protocol):
-    """What is needed of `data.tokenizer.Tokenizer` here."""
-
-    end_of_text: int
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
-
-
-def prefers_good(model: GPT2, tokenizer: TextEncoder, pairs: Sequence[Pair]) -> float:
-    """Part of the pairs whose `good` text the model finds likelier than `bad`; a tie counts half."""
-    found = wins(model, tokenizer, pairs)
-    return sum(found) / len(found)
-
-
-def wins(model: GPT2, tokenizer: TextEncoder, pairs: Sequence[Pair]) -> list[float]:
+def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[float]:
     """For each pair 1 if the model finds `good` likelier, 0 if `bad`, 0.5 for a tie.
 
     Whole texts are compared, after an end-of-text token, as at the beginning of a document. (As both begin with the

@@ -1,6 +1,5 @@
 """The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 
 from cuadrilla.data.loader import Dataset
 from cuadrilla.errors import TaskError
-from cuadrilla.messages import Message
-from cuadrilla.user_file import load_file
+from cuadrilla.user_file import UsersCode, load_file
 
 Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts sequences (examples)
 
@@ -77,34 +75,16 @@ class Predicting(Protocol):
 
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     """The task's loss of a training batch. Raises TaskError when it is not what the protocol asks for."""
-    returned: object = task.loss(model, batch)
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        wrong = Message("returned {kind}, not a pair", kind=type(returned).__name__)
-    else:
-        total, count = returned
-        if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
-            wrong = Message("returned {found} first", found=_describe(total))
-        elif isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            wrong = Message("returned {found} as the count", found=repr(count))
-        else:
+    match task.loss(model, batch):
+        case (Tensor(ndim=0, requires_grad=True) as total, int(count)) if count >= 0:
             return total, count
-    raise TaskError(
-        "{task}.loss {wrong}",
-        task=type(task).__name__,
-        wrong=wrong,
-        hint="return the sum of the losses (a tensor of shape (), with gradient) and how many it counts (an int)",
-    )
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return Message(
-        "a tensor of shape {shape} with gradient"
-        if value.requires_grad
-        else "a tensor of shape {shape} without gradient",
-        shape=tuple(value.shape),
-    )
+        case other:
+            raise TaskError(
+                "{task}.loss returned {found:.200}",
+                task=type(task).__name__,
+                found=repr(other),
+                hint="return the sum of the losses (a tensor of shape (), with gradient) and how many it counts",
+            )
 
 
 def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
@@ -125,20 +105,8 @@ def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
         raise TaskError(
             "{path} has no {name!r}", path=path, name=name, hint="it defines: {names}", names=", ".join(own)
         )
-    arguments = [(folder / data).absolute()] if data else []
-    required, takes_one = _arguments(make)
-    if missing := ", ".join(required[len(arguments) :]):
-        raise TaskError(
-            "{name} in {path} needs arguments: {missing}",
-            name=name,
-            path=path,
-            missing=missing,
-            hint="name a function without arguments, or one that takes the path of task.data",
-        )
-    if arguments and not takes_one:
-        told = "{name} in {path} takes no argument, and the run file has task.data"
-        raise TaskError(told, name=name, path=path, hint="name a function that takes the path of task.data")
-    task = make(*arguments) if callable(make) else make
+    with UsersCode():
+        task = make(*([(folder / data).absolute()] if data else [])) if data or callable(make) else make
     if not isinstance(task, Task):
         lacking = [
             part for part in ("defaults", "model", "loss", "data", "data_hash", "evaluate") if not hasattr(task, part)
@@ -150,11 +118,3 @@ def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
             hint="see examples/ and docs/tasks.md",
         )
     return task
-
-
-def _arguments(make: object) -> tuple[list[str], bool]:
-    """Names of the arguments that must be given, and whether one may be."""
-    parameters = list(inspect.signature(make).parameters.values()) if callable(make) else []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
-    return required, any(each.kind < inspect.Parameter.KEYWORD_ONLY for each in parameters)

@@ -16,7 +16,7 @@ from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.model.generate import generate_batch
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import LanguageTask, prefers_good
+from cuadrilla.model.language import LanguageTask, wins
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.train.precision import Precision
@@ -111,6 +111,6 @@ def judge_stories(
         "stories_right": sum(not problems for problems in found) / max(num_stories, 1),
         "faults": dict(Counter(problems[0].kind for problems in found if problems).most_common()),
         "num_pairs": num_pairs,
-        "pairs_right": prefers_good(model, tokenizer, pairs) if pairs else 0.0,
+        "pairs_right": sum(wins(model, tokenizer, pairs)) / len(pairs) if pairs else 0.0,
         "examples": [text for text, problems in zip(texts, found, strict=True) if not problems][:3],
     }
