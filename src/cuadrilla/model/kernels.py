@@ -41,7 +41,7 @@ def onednn_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor
     """`F.linear` by oneDNN, without gradient. The operation that Inductor emits for a frozen linear layer.
 
     Measured on an AMD Zen 5: fp32 200 against 95 GFLOP/s of the MKL that torch calls, and weights for a single row are
-    read at 23 against 15 GB/s; bf16, with packed weights (`ready.py`), at 28 against 13 GB/s.
+    read at 23 against 15 GB/s; bf16, with packed weights (`inference.py`), at 28 against 13 GB/s.
     """
     y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight_OI, bias_O, "none", [], "")
     return y
