@@ -81,7 +81,7 @@ class Machines:
     [
         pytest.param(0.0, 0.2, 1, id="no network, and an optimizer that is slow everywhere"),
         pytest.param(0.1, 0.0, 4, id="a fast network"),
-        pytest.param(20.0, 0.0, 16, id="a slow network"),
+        pytest.param(80.0, 0.0, 64, id="a slow network"),
     ],
 )
 def test_the_length_that_teaches_most_in_a_second(transfer: float, local_step: float, wanted: int) -> None:
@@ -95,12 +95,12 @@ def test_a_network_that_becomes_slow_is_noticed() -> None:
     crew = Machines({"ana": 30.0, "luis": 30.0}, transfer=0.0, local_step=0.5)
     assert set(crew.rounds(20)[-5:]) == {1}
     crew.transfer = 30.0
-    assert crew.rounds(40)[-1] == 16
+    assert crew.rounds(40)[-1] == 64
 
 
 def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_slow() -> None:
-    """A window of 16 takes 40 s of transfers and 16 of computing; alone 10 and 32. The others are tried again."""
-    crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=20.0, shared=True)
+    """A window of 64 takes 160 s of transfers and 64 of computing; alone 40 and 128. The others are tried again."""
+    crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=80.0, shared=True)
     crew.rounds(60)
     assert sum(workers == {"ana"} for workers in crew.workers[-30:]) >= 27
 
@@ -108,7 +108,7 @@ def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_sl
 def test_a_machine_alone_loses_nothing() -> None:
     """Whatever the length, it is one lane."""
     crew = Machines({"ana": 30.0}, transfer=1.0)
-    assert crew.rounds(10)[-1] == 16
+    assert crew.rounds(10)[-1] == 64
 
 
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:

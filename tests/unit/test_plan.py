@@ -10,7 +10,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.plan.machines import PRESETS, described, read_crew
 from cuadrilla.plan.predict import Crew, MachineSpec, Workload, predict, teaches
 
-WORK = Workload(units_per_step=16, unit_tokens=100, step_tokens=0.0, exact_bytes=1000, window_bytes=2000)
+WORK = Workload(num_steps=999, units_per_step=16, unit_tokens=100, step_tokens=0.0, exact_bytes=1000, window_bytes=2000)
 PC = MachineSpec(name="pc", tokens_per_second=800.0)
 MAC = MachineSpec(name="mac", tokens_per_second=800.0, bytes_per_second=1000.0, delay_seconds=0.5)
 OLD = MachineSpec(name="old", tokens_per_second=8.0, bytes_per_second=1000.0)

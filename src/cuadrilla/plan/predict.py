@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from cuadrilla.plan.share import Pace, share_units
 
-WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.94, 16: 0.87}
+WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.95, 16: 0.89, 32: 0.84, 64: 0.79}
 """By the steps of a window, of the speed of `exact` at equal tokens per second (`bench.lanes`, docs/experiments.md)."""
-WINDOWS = (2, 4, 8, 16)
-"""The steps that are tried. Longer windows were not measured."""
+WINDOWS, MIN_WINDOWS = (2, 4, 8, 16, 32, 64), 6
+"""The steps that are tried, and how many windows a run has at least. Longer ones, and fewer, were not measured."""
 WORTH = 0.02
 """A machine that adds less than this part is better left to other work."""
 
@@ -69,11 +69,15 @@ class Workload:
     long as a step of the optimizer.
     """
 
+    num_steps: int
     units_per_step: int
     unit_tokens: int
     step_tokens: float
     exact_bytes: int
     window_bytes: int
+
+    def bytes_of(self, steps: int) -> int:
+        return self.exact_bytes if steps == 1 else self.window_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ class Prediction:
 def predict(crew: Crew, work: Workload) -> list[Prediction]:
     """The best machine alone, exact steps, and windows, each with the machines that are worth it; the best first."""
     alone = predict_alone(crew.best, work)
-    crews = [_worth_it(crew, work, steps=steps, alone=alone.tokens_per_second) for steps in (1, *WINDOWS)]
+    crews = [_worth_it(crew, work, steps=steps, alone=alone.tokens_per_second) for steps in lengths(work.num_steps)]
     found = [alone, *(prediction for prediction in crews if len(prediction.shares) > 1)]
     return sorted(found, key=lambda prediction: (-prediction.gain, prediction.steps))
 
@@ -125,7 +129,7 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
         shares={name: steps * share for name, share in shares.items()},
         tokens_per_second=tokens_per_second,
         waiting=1 - tokens_per_second / sum(machine.tokens_per_second for machine in members),
-        bytes_per_second=len(remote) * _bytes(work, steps) / round_seconds,
+        bytes_per_second=len(remote) * work.bytes_of(steps) / round_seconds,
         gain=tokens_per_second * teaches(steps) / alone,
     )
 
@@ -149,14 +153,15 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
     def pace(machine: MachineSpec) -> Pace:
         fixed = steps * work.step_tokens / machine.tokens_per_second if steps > 1 else 0.0
         if math.isfinite(machine.bytes_per_second):
-            fixed += _bytes(work, steps) / min(machine.bytes_per_second, part) + 2 * machine.delay_seconds
+            fixed += work.bytes_of(steps) / min(machine.bytes_per_second, part) + 2 * machine.delay_seconds
         return Pace(units_per_second=machine.tokens_per_second / work.unit_tokens / steps, fixed_seconds=fixed)
 
     return {machine.name: pace(machine) for machine in crew.machines}
 
 
-def _bytes(work: Workload, steps: int) -> int:
-    return work.exact_bytes if steps == 1 else work.window_bytes
+def lengths(num_steps: int) -> tuple[int, ...]:
+    """Of the rounds that are tried in a run of so many steps; 1: exact."""
+    return 1, *(steps for steps in WINDOWS if MIN_WINDOWS * steps <= num_steps)
 
 
 def teaches(steps: int) -> float:

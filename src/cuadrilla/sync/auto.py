@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from cuadrilla.link.base import Lease, Tensors
-from cuadrilla.plan.predict import WINDOWS, teaches
+from cuadrilla.plan.predict import lengths, teaches
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import Exact
@@ -30,8 +30,7 @@ from cuadrilla.sync.windows import STATE, Windows
 from cuadrilla.sync.work import PROBE_COST, Rounds, Share, Work
 
 ALONE = 0
-LENGTHS = (ALONE, 1, *WINDOWS)
-"""Steps of a round; 1 is an exact one."""
+"""In place of a round's steps, of which 1 is an exact one."""
 BETTER = 1.03
 """A length must promise so much more than the present one."""
 MEMORY_SECONDS = 600.0
@@ -48,10 +47,7 @@ class Auto:
     @classmethod
     def of(cls, model: nn.Module, recipe: Recipe) -> "Auto":
         """For this model."""
-        exact, windows = (
-            _num_bytes(each.versions_like(model, recipe)[:1]) + _num_bytes(each.contributions_like(model, recipe)[:1])
-            for each in (strategy_of(1), strategy_of(2))
-        )
+        exact, windows = (round_bytes(strategy_of(steps), model, recipe) for steps in (1, 2))
         return cls(window_bytes=windows / exact)
 
     def worker(self, model: nn.Module, recipe: Recipe) -> "AutoWorker":
@@ -75,8 +71,10 @@ def strategy_of(steps: int) -> Strategy:
     return Windows(steps=steps) if steps > 1 else Exact()
 
 
-def _num_bytes(forms: Sequence[Tensors]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for form in forms for tensor in form.values())
+def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
+    """Of a version and a contribution."""
+    forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
+    return sum(tensor.nbytes for form in forms for tensor in form.values())
 
 
 class AutoWorker:
@@ -177,9 +175,10 @@ class Took:
 
 @dataclass(kw_only=True)
 class Tried:
-    """What the present rounds are, and how long others took."""
+    """What the present rounds are, how long the longest are, and how long others took."""
 
     present: int = 1
+    longest: int = 1
     measured: dict[int, Took] = field(default_factory=dict)
 
 
@@ -198,20 +197,25 @@ class AutoRounds(Rounds):
         """Of the next round: that of the last one, unless another promises more; exact until all are measured."""
         last, tried = work.merged_steps, self.tried
         if last and all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
+            possible = lengths(work.rules.num_steps)
+            tried.longest = possible[-1]
             self._note(work)
-            longest = self._known(max(LENGTHS), work)
-            values = {length: self._value(length, work) for length in LENGTHS if length != ALONE or longest}
+            alone = [ALONE] if self._known(tried.longest, work) else []
+            values = {length: self._value(length, work) for length in (*possible, *alone)}
             best = max(values, key=values.__getitem__)
             if values[best] > BETTER * values.get(tried.present, 0.0):
                 tried.present = best
-            if (tried.present != 1) != (last > 1):
+            if (self._steps(tried.present) > 1) != (last > 1):
                 work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
-        return _steps(tried.present)
+        return self._steps(tried.present)
+
+    def _steps(self, length: int) -> int:
+        return length or self.tried.longest
 
     def _note(self, work: Work) -> None:
         """How long the last round took; one that ended early, where the rules want it, says little."""
         tried, members, now = self.tried, frozenset(work.crew.members), work.crew.now
-        if work.merged_steps != _steps(tried.present):
+        if work.merged_steps != self._steps(tried.present):
             return
         seconds = (now - work.opened_at) / work.merged_steps
         before = tried.measured.get(tried.present)
@@ -226,7 +230,7 @@ class AutoRounds(Rounds):
             return None
         if self.tried.present == ALONE != length:
             more = took.seconds - (work.crew.now - work.opened_at) / work.merged_steps
-            memory = max(memory, more * _steps(length) / PROBE_COST)
+            memory = max(memory, more * self._steps(length) / PROBE_COST)
         return took if work.crew.now - took.at < memory else None
 
     def _value(self, length: int, work: Work) -> float:
@@ -236,7 +240,7 @@ class AutoRounds(Rounds):
             seconds = known.seconds
         else:
             longest = max(paces[name].seconds(share) for name, share in shares.items() if share)
-            seconds = (longest + work.merge_seconds) / _steps(length)
+            seconds = (longest + work.merge_seconds) / self._steps(length)
         return (teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0) / max(seconds, 1e-9)
 
     def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
@@ -247,18 +251,13 @@ class AutoRounds(Rounds):
 
     def _paces(self, length: int, work: Work) -> dict[str, Pace]:
         """Of groups of units, as they would be in rounds of this length."""
-        rounds = work.merged_steps, _steps(length)
+        rounds = work.merged_steps, self._steps(length)
         bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in rounds)
         at_once = len(work.crew.members) if length == ALONE != self.tried.present else 1
         return {
             name: Pace(
-                units_per_second=pace.units_per_second / _steps(length),
+                units_per_second=pace.units_per_second / self._steps(length),
                 fixed_seconds=pace.fixed_seconds * bytes_then / bytes_now / at_once,
             )
             for name, pace in work.crew.paces().items()
         }
-
-
-def _steps(length: int) -> int:
-    """Of a round."""
-    return length or max(LENGTHS)

@@ -60,9 +60,7 @@ class LaneRounds(Rounds):
         once, granted = work.ledger.held_once(), list[Action]()
         late = [lease for lease in work.late() if once.issuperset(lease.units)]
         for worker, lease in zip(idle, late, strict=False):
-            granted += [
-                Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant_units(worker, lease.units)
-            ]  # fmt: skip
+            granted += [Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant_units(worker, lease.units)]
         return granted
 
 

@@ -86,11 +86,3 @@ class Ledger:
         for lease in released:
             del self.leases[lease.lease_id]
         return released
-
-    def uncount(self, units: Iterable[int]) -> None:
-        """A counted contribution turned out to be unusable: its units are free again."""
-        self.uncounted.update(units)
-
-    def skip(self, units: Iterable[int]) -> None:
-        """Free units that nobody can compute are counted as empty."""
-        self.uncounted.difference_update(units)

@@ -124,7 +124,7 @@ class Work:
         """Its contribution cannot be used: its units are computed again; skipped if the smallest lease of them failed
         so often.
         """
-        self.ledger.uncount(grant.units)
+        self.ledger.uncounted.update(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
@@ -132,7 +132,7 @@ class Work:
 
     def skip(self, units: Sequence[int]) -> None:
         """They are counted as empty."""
-        self.ledger.skip(units)
+        self.ledger.uncounted.difference_update(units)
         self.ledger.revoke(units)
         self.skipped.update(units)
 

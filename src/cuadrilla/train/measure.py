@@ -2,19 +2,19 @@
 
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cuadrilla.config import Config
 from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.predict import Workload
+from cuadrilla.sync.auto import round_bytes
 from cuadrilla.sync.exact import Exact
-from cuadrilla.sync.strategy import Recipe, Strategy, trainable
+from cuadrilla.sync.strategy import Recipe, trainable
 from cuadrilla.sync.windows import Windows
 from cuadrilla.train.setup import equip, make_model_to_train, make_task
 
@@ -53,22 +53,22 @@ def _measure(config: Config, folder: Path) -> Measured:
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)
-    windows = Windows(steps=2)
     used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     tokens_per_second = statistics.median(leases.rates[1:]) * length.unit_tokens
     return Measured(
         tokens_per_second=tokens_per_second,
         device=str(device),
         used_bytes=used,
-        saved_bytes=_size(Windows(steps=2, bits=32).versions_like(model, recipe)[0]),
+        saved_bytes=sum(t.nbytes for t in Windows(steps=2, bits=32).versions_like(model, recipe)[0].values()),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
+            num_steps=length.num_steps,
             units_per_step=length.units_per_step,
             unit_tokens=length.unit_tokens,
             step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
-            exact_bytes=_round_bytes(equipment.strategy, model, recipe),
-            window_bytes=_round_bytes(windows, model, recipe),
+            exact_bytes=round_bytes(equipment.strategy, model, recipe),
+            window_bytes=round_bytes(Windows(steps=2), model, recipe),
         ),
     )
 
@@ -85,15 +85,6 @@ def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> flo
             torch.accelerator.synchronize(device)
         seconds.append(time.monotonic() - began)
     return statistics.median(seconds[1:])
-
-
-def _round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
-    version, contribution = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
-    return _size(version) + _size(contribution)
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 @dataclass(kw_only=True)
