@@ -245,7 +245,7 @@ class WindowsSync(Section):
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
     """Optimizer steps of a window. `train.steps` and `train.batch_sequences` count as without windows."""
     bits: Literal[8, 32] = 8
-    """Of most numbers on the wire. 8: weights and squares of gradients have 16, and a window a third of the bytes."""
+    """Bits of most numbers on the wire. 8: weights have 16, and a window a third of the bytes."""
     strict: bool = False
     """The same bits for any crew and any fault, on identical machines: who computes a lane then changes nothing."""
     lanes: Annotated[list[Speed], Field(min_length=1, max_length=64)] = [1.0, 1.0, 1.0, 1.0]

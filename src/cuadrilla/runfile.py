@@ -260,7 +260,7 @@ KINDS = frozenset(
     for variant in variants
     for kind in typing.get_args(variant.model_fields["kind"].annotation)
 )
-"""Of all variants: pydantic puts them into the places of errors (`optim.muon.lr`)."""
+"""Kinds of all variants: pydantic puts them into the places of errors (`optim.muon.lr`)."""
 
 
 def _known_keys(section: list[str]) -> list[str]:

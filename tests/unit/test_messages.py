@@ -28,7 +28,7 @@ from tools import messages as tool
 
 pytestmark = pytest.mark.unit
 
-MOST_LETTERS = 64
+MAX_LETTERS = 64
 HOSTILE = "{0} {path} {path.__class__} {{x}} %s {"
 KIND = "{kind}: {share:.1%} of {size:,}"
 
@@ -247,7 +247,7 @@ def test_the_panels_and_lines_of_the_list_in_spanish(
 ) -> None:
     said = called(monkeypatch, capsys, "--help", "--lang", "es")[1]
     assert all(f"─ {name} ─" in said for name in ("Empezar", "Cuadrilla", "Datos", "Modelos", "Mirar"))
-    assert all(len(translated(verb.help, SPANISH)) <= MOST_LETTERS for verb in VERBS.values())
+    assert all(len(translated(verb.help, SPANISH)) <= MAX_LETTERS for verb in VERBS.values())
 
 
 def test_help_names_what_the_code_does() -> None:

@@ -12,7 +12,7 @@ from cuadrilla.cli.verbs import VERBS
 
 pytestmark = pytest.mark.unit
 
-MOST_LETTERS = 64
+MAX_LETTERS = 64
 
 
 def verbs(*arguments: str) -> set[str]:
@@ -36,7 +36,7 @@ def test_the_list_knows_the_commands_without_importing_them() -> None:
         "work-on",
     }
     assert list(commands) == list(VERBS)
-    assert all(len(command.help or "") <= MOST_LETTERS for command in commands.values())
+    assert all(len(command.help or "") <= MAX_LETTERS for command in commands.values())
     code = "import sys; from cuadrilla.cli.app import run; sys.argv[1:] = ['--help']; run(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {f"cuadrilla.cli.{verb.module}" for verb in VERBS.values()} & set(loaded)

@@ -155,7 +155,7 @@ def _without_language(words: Sequence[str]) -> list[str]:
 
 
 def translate_help(command: Any, reads: str) -> None:
-    """Of a command as Typer has made it, its options and its subcommands."""
+    """Translate a command as Typer has made it, its options and its subcommands."""
     for part in (command, *command.params):
         for name in ("help", "rich_help_panel"):
             if text := getattr(part, name, None):

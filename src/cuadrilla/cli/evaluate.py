@@ -245,7 +245,7 @@ def _as_json(figure: "Figure") -> dict[str, Any]:
 
 
 def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, Any]]]:
-    """Of each model from the first one, for each figure of which both have the same items."""
+    """How each model differs from the first one, for each figure of which both have the same items."""
     from cuadrilla.train import eval_metrics
 
     rows: list[list[dict[str, Any]]] = [[]]

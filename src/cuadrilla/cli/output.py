@@ -22,7 +22,7 @@ from cuadrilla.errors import CuadrillaError
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.printable import one_line, printable
 
-MOST_WIDE = 10_000
+MAX_WIDTH = 10_000
 
 
 @dataclass
@@ -114,7 +114,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
         return
     console = Console(file=stdout(), highlight=False)
     table = _table(rows, folded=folded, least_folded=least_folded)
-    least = console.measure(table, options=console.options.update(width=MOST_WIDE)).minimum
+    least = console.measure(table, options=console.options.update(width=MAX_WIDTH)).minimum
     if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
         for line in _lines(table, console):
             console.print(Text(line), soft_wrap=True)
@@ -144,7 +144,7 @@ def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_
 
 def _lines(table: RenderableType, console: Console) -> list[str]:
     """A row on each, however long."""
-    lines = console.render_lines(table, console.options.update(width=MOST_WIDE), pad=False)
+    lines = console.render_lines(table, console.options.update(width=MAX_WIDTH), pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -182,5 +182,5 @@ def error_data(error: CuadrillaError) -> dict[str, Any]:
 
 
 def _part(text: str) -> str:
-    """Of a line of ours, or of a table, in the person's language."""
+    """Part of a line of ours, or of a table, in the person's language."""
     return one_line(shown(text, language()))

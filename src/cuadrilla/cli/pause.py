@@ -52,7 +52,7 @@ def pause(
 
 
 def _known_nodes(home: Home) -> set[str]:
-    """Of this machine's crew: who may come, and who has joined its run, on a Ray cluster for example."""
+    """Nodes of this machine's crew: who may come, and who has joined its run, on a Ray cluster for example."""
     from cuadrilla.link.base import node_of
     from cuadrilla.link.nodes import AllowList
 

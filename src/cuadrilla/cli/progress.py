@@ -17,7 +17,7 @@ from cuadrilla.train.sinks import Scalars
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
 ESTIMATE_SECONDS = 10.0
-"""Of work: the first pass may compile, measure or wait for memory."""
+"""Seconds of work: the first pass may compile, measure or wait for memory."""
 SHORT_SECONDS = 60.0
 DAYS = 2 * 86_400
 """From here on hours say nothing to a person."""

@@ -17,7 +17,7 @@ STAGES = (
     Message("writing tokens"),
     Message("comparing the splits"),
 )
-"""Of a preparation: they come as plain texts."""
+"""Stages of a preparation: they come as plain texts."""
 
 
 @contextmanager

@@ -186,6 +186,6 @@ def name_smaller(config: Config, tokens: int, seconds: float) -> str:
 
 
 def operations(shape: tuple[int, int, int, int]) -> float:
-    """Of a token's forward and backward pass in a GPT-2 of (layers, heads, width, context), with 8,192 tokens."""
+    """Operations of a token, forward and backward, in a GPT-2 of (layers, heads, width, context) with 8,192 tokens."""
     layers, _, width, context = shape
     return 6 * (12 * layers * width**2 + 8192 * width + layers * width * context)

@@ -50,7 +50,7 @@ def _follow(lifeline: int) -> None:
 
 
 class Deaths:
-    """Of one program. `progress`: a value that changes with each step forward."""
+    """How often one program has died. `progress`: a value that changes with each step forward."""
 
     def __init__(self, progress: Callable[[], object] = lambda: time.monotonic() // STEADY_SECONDS) -> None:
         self._progress, self._last = progress, progress()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def set_threads(config: Config, *, cores: int) -> None:
-    """Of one worker in this process. Strict bits depend on it."""
+    """Threads of one worker in this process. Strict bits depend on them."""
     torch.set_num_threads(config.train.threads or (1 if config.sync.strict else cores))
     keep_freed_memory()
 

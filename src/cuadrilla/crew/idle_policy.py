@@ -25,13 +25,13 @@ from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 
 BUSY_PART, QUIET_PART = 0.3, 0.15
-"""Of the processor or of a GPU, that other programs use."""
+"""Parts of the processor or of a GPU that other programs use."""
 QUIET_SECONDS = 30.0
 LOOK_SECONDS = 2.0
 NOT_BUSY = ("idle", "iowait", "guest", "nice")
-"""Of the processors' times: guests are counted as users, too, and whoever is nice is in nobody's way."""
+"""Processor times that do not count: guests are users, too, and whoever is nice is in nobody's way."""
 LOW_PRIORITY = 10
-"""Of `nice`: programs of usual priority get nine times as much of a core."""
+"""The value of `nice`: programs of usual priority get nine times as much of a core."""
 
 log = logging.getLogger(__name__)
 

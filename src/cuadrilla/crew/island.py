@@ -127,7 +127,7 @@ class Island:
         self.open_group(mine)
 
     def open_group(self, facts: Facts, *, backend: str = "auto") -> None:
-        """Of ranks that agree on `facts`, after `take_device`. Raises as `form`, also where that backend cannot be."""
+        """Open the group of ranks that agree on `facts`, after `take_device`. Raises as `form`, or for that backend."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
         self._say({"facts": {"system": platform.system(), **facts}, "card": card})

@@ -44,7 +44,7 @@ class Node:
         self._term = KnownTerm(self.crew.term, learned=lambda term: self.learn(term=term))
 
     def learn(self, **changes: Any) -> None:
-        """Of the crew: its `address`, or its `term`."""
+        """Note the crew's `address`, or its `term`."""
         self.crew = replace(self.crew, **changes)
         if self.identity is None:
             self.home.remember(self.crew)

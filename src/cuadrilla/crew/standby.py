@@ -58,7 +58,7 @@ class Copy:
         self._folder, self._arriving = folder, folder / "arriving"
         self._report = report
         self._segments: set[str] = set()
-        """Of the journal, those that have arrived."""
+        """Segments of the journal that have arrived."""
         shutil.rmtree(self._arriving, ignore_errors=True)
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)

@@ -139,7 +139,7 @@ def _open_crew(
 
 
 def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCrew, *, private: Path) -> None:
-    """Of a crew, one for each device that works; of a practice crew, one for each speed. Raises DeviceError."""
+    """Start own workers, one for each device that works; in practice one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
     if crew.home is not None and engine.workers == [1.0]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GIVE_UP_SECONDS = 600.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
 LOYAL_SECONDS = 15.0
 """A coordinator that was killed is back by then; only later the standbys are dialled, too."""
 POLL_SECONDS = 0.5
@@ -145,7 +145,7 @@ class Patience:
             log.warning("%s: joining again", stop.reason)
         self.reached, self._pause, self.paused = time.monotonic(), FIRST_PAUSE_SECONDS, is_paused
         if is_paused:
-            time.sleep(LONGEST_PAUSE_SECONDS)
+            time.sleep(MAX_PAUSE_SECONDS)
 
     def wait(self, error: LinkError) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""
@@ -155,7 +155,7 @@ class Patience:
             raise error
         log.warning("%s; trying again in %.2g s", error.message, self._pause)
         time.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
         if time.monotonic() - self.reached > LOYAL_SECONDS:
             self._dialled += 1
             addresses = [self._node.crew.address, *self._node.standbys]
@@ -256,6 +256,6 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
 
 
 def worker_command(name: str, use: Use, *, crew: Path, **more: Any) -> list[str]:
-    """Of a worker process (`cli/crew.py`, work); `crew`: the folder with its token, which is no argument."""
+    """How a worker process is started (`cli/crew.py`, work); `crew`: the folder with its token, no argument."""
     told = {"crew": str(crew), "device": use.device, "threads": use.threads, **more}
     return cuadrilla_command("--json", "work", name, json.dumps(told))

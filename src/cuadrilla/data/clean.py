@@ -20,7 +20,7 @@ What a document is
 
 Which side of the split a document is on
 * By source: a text (a file, a member of an archive, a record) is held out whole when the hash of its documents, read as
-  a fraction, is below `val_fraction`; but not if it alone is more than `MOST_SHARE` times what is wanted. A model that
+  a fraction, is below `val_fraction`; but not if it alone is more than `MAX_SHARE` times what is wanted. A model that
   has read one half of a novel finds the other one easy. By document: the same for each document by itself.
 * So a text stays on its side when other files are added, and one that occurs twice (it is kept once) has one side.
 * If none falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
@@ -49,7 +49,7 @@ PIECE_CHARACTERS = 2**18
 SECTION_CHARACTERS = 2**20
 """A longer text is cleaned in sections, so that several processes share it."""
 BOUNDARY_RARITY = 8
-MOST_SHARE = 2.0
+MAX_SHARE = 2.0
 """A text of more than this many times the part to hold out stays in `train`."""
 
 _BLANKS = " \t\u00a0"
@@ -123,7 +123,7 @@ def split_texts(
     """Which documents are held out if no text may be on both sides, from their texts' hashes, texts and sizes."""
     _, first, of_text = np.unique(texts, return_index=True, return_inverse=True)
     shares = np.bincount(of_text, weights=characters) / max(1, int(characters.sum()))
-    fits = shares <= max(MOST_SHARE * val_fraction, shares.min(initial=1.0))
+    fits = shares <= max(MAX_SHARE * val_fraction, shares.min(initial=1.0))
     is_val = np.zeros(len(first), dtype=np.bool_)
     is_val[fits] = split_documents(hashes[first[fits]], val_fraction=val_fraction)
     if len(first) >= 2 and not is_val.any():

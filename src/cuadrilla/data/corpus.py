@@ -29,7 +29,7 @@ from cuadrilla.rundir import storage_errors
 
 DROP, TRAIN, VAL = 0, 1, 2
 MIN_TEXTS = 20
-"""Of fewer texts none is held out whole: it would be missed."""
+"""Among fewer texts none is held out whole: it would be missed."""
 DOCUMENT_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
 

@@ -36,9 +36,9 @@ from cuadrilla.rundir import file_sha256
 
 MAX_STORIES = 10**8
 STORY_BYTES = 800
-"""Of a story, about."""
+"""A story has about so many."""
 MAX_UNPACKED_BYTES = 20 * 10**9
-"""Of text in one file that is packed, whatever in."""
+"""Text in one file that is packed, whatever in."""
 AS_USUAL = Reading()
 _GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 _ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|notice)([._-].*)?", re.IGNORECASE)
@@ -55,7 +55,7 @@ class TextPiece(NamedTuple):
 
     source: int
     number: int
-    """Of its text among all."""
+    """Its text's place among all."""
     keeps_indentation: bool
     text: str
 
@@ -76,7 +76,7 @@ class TextSource:
 
     # Known when it has been read.
     num_bytes: int = 0
-    """Of text, unpacked and without markup."""
+    """Size of the text, unpacked and without markup."""
     encodings: set[str] = field(default_factory=set)
     """None: it holds no text in an accepted format."""
     licences: set[str] = field(default_factory=set)
@@ -84,7 +84,7 @@ class TextSource:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file as it lies on disk ("": it cannot be read); of stories that of some."""
+        """Hash of the file as it lies on disk ("": it cannot be read); for stories that of some."""
         if self.num_stories:
             some = "\0".join(stories(min(100, self.num_stories), seed=0))
             return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()

@@ -28,7 +28,7 @@ class CleanJob:
     """Drop nothing but what is very short."""
     texts: list[str]
     keep_indentation: list[bool]
-    """Of each text."""
+    """For each text."""
 
     def key(self, recipe: int) -> str:
         """A name for the result: that of everything it depends on."""

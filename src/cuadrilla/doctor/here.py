@@ -93,7 +93,7 @@ def _address(out: str, cards: Sequence[NetworkCard]) -> str:
 
 
 def _own_port() -> int | None:
-    """Of the coordinator that runs on this machine."""
+    """The port of the coordinator that runs on this machine."""
     try:
         return Address.parse(str(Home.of_user().open_crew().get("address"))).port
     except LinkError:

@@ -20,7 +20,7 @@ class Cgroups:
     proc: Path = Path("/proc")
 
     def folders(self, controller: str = "") -> list[Path]:
-        """Of our cgroup and those above it, outermost first; v2's single hierarchy has no controller's name."""
+        """Folders of our cgroup and those above it, outermost first; v2's single hierarchy has no controller's name."""
         rows = (line.split(":", 2) for line in read_text(self.proc / "self" / "cgroup").splitlines())
         path = next((row[2] for row in rows if len(row) == 3 and controller in row[1].split(",")), "/")
         parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]

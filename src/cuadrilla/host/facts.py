@@ -61,7 +61,7 @@ def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Of this machine's processor; empty where the system does not tell (anything but Linux)."""
+    """Flags of this machine's processor; empty where the system does not tell (anything but Linux)."""
     return parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[1]
 
 

@@ -23,7 +23,7 @@ MAX_CARDS, MAX_PROCESSES = 16, 1000
 SINCE_SECONDS = 3.0
 """The driver looks a few times a second, and keeps what it saw for a while."""
 NVIDIA = "0x10de"
-"""Of the maker, on the PCI bus."""
+"""The maker's number on the PCI bus."""
 
 
 def main(*, cards_only: bool) -> None:

@@ -145,7 +145,7 @@ class Sampler:
 
 
 def _heat() -> dict[str, Any]:
-    """Of the chip that is most likely the processor's."""
+    """Temperature of the chip that is most likely the processor's."""
     chips = psutil.sensors_temperatures()
     known = [max(entry.current for entry in chips[name]) for name in CPU_SENSORS if chips.get(name)]
     return {"temperature_celsius": known[0]} if known else {}

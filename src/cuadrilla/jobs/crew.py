@@ -87,7 +87,7 @@ class CrewExecutor:
 
     @property
     def free(self) -> list[str]:
-        """Of a machine that is paused, none."""
+        """Devices without a job; of a machine that is paused, none."""
         return [name for name in self.places if name not in self.busy and node_of(name) not in self._paused]
 
     @property

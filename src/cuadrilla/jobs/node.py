@@ -85,7 +85,7 @@ class _Doing:
     name: str
     run: RunDir
     read_bytes: int = 0
-    """Of its rows: what is before is known there."""
+    """How much of its rows the coordinator has."""
     keep_steps: frozenset[int] = frozenset()
     sent: set[int] = field(default_factory=set)
     """Versions whose checkpoints are there."""

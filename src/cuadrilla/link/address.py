@@ -19,7 +19,7 @@ BIND_SECONDS, BIND_PAUSE_SECONDS = 3.0, 0.2
 _PARTS = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})")
 _LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
-"""Of a machine. 192.168.1.300 is none, but an address with an error in it."""
+"""A machine's name. 192.168.1.300 is none, but an address with an error in it."""
 
 
 @dataclass(frozen=True)

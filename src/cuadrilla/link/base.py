@@ -281,7 +281,7 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Follow:
-    """Of a standby: what makes you the coordinator, as it grows. `address`: where it would coordinate; `manifest`: that
+    """A standby asks for what makes a coordinator, as it grows. `address`: where it would coordinate; `manifest`: that
     of its newest checkpoint.
     """
 
@@ -291,7 +291,7 @@ class Follow:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """Of a file, which has `num_bytes` by now; its next bytes follow."""
+    """A file that has `num_bytes` by now; its next bytes follow."""
 
     name: str
     num_bytes: Count

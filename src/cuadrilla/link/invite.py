@@ -77,7 +77,7 @@ class Invites:
         self._clock = clock
         self._lock = threading.Lock()
         self._issued: dict[bytes, tuple[float, int]] = {}
-        """Of an invite, by `hash_secret` of its secret: when it expires, and for how many machines it is still good."""
+        """By `hash_secret` of an invite's secret: when it expires, and for how many machines it is still good."""
 
     def adopt(self, invites: Mapping[bytes, int]) -> None:
         """Open invites, each for so many machines; `hash_secret` of its secret is all that is known here."""

@@ -198,7 +198,7 @@ class CrewServer:
             self._versions[version.version] = layout.pack(version.parameters, memory=self._version_memory)
 
     def admit(self, name: str) -> Identity:
-        """Of a worker that the coordinator starts. That of an earlier run ends."""
+        """The identity of a worker that the coordinator starts. That of an earlier run ends."""
         _, token = self.nodes.add(name, own=name)
         return Identity(certificate=self.keys.certificate, token=token)
 

@@ -98,7 +98,7 @@ class Layout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Of the whole blob."""
+        """The size of the whole blob."""
         return len(self.header) + sum(self.sizes)
 
     @cached_property

@@ -186,7 +186,7 @@ class Taught:
     weight_VC: Sequence[Tensor]
 
     def probabilities(self, start: int, end: int, onednn: bool) -> Tensor:
-        """Of rows `start` to `end`, `(R, V)` in fp32."""
+        """Probabilities of rows `start` to `end`, `(R, V)` in fp32."""
         sums_RV: Tensor | None = None
         for x_NC, weight_VC in zip(self.x_NC, self.weight_VC, strict=True):
             logits_RV = _product(x_NC[start:end], weight_VC.to(x_NC.dtype).mT, onednn).float()

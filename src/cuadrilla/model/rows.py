@@ -181,7 +181,7 @@ class Rows:
         self._cache.lengths[row.slot] = 0
 
     def _score_prompt(self, row: Row, x_TC: Tensor) -> None:
-        """Of the tokens behind the positions that were just read."""
+        """Scores of the tokens behind the positions that were just read."""
         first = len(row.tokens) - len(row.unread) + 1
         if targets := row.tokens[first : first + len(x_TC)]:
             logits_NV = self._model.logits(x_TC[: len(targets)])

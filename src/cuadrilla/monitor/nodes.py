@@ -13,7 +13,7 @@ from typing import Any
 from cuadrilla.monitor.follow import FileFollower, parsed
 
 TAIL_BYTES = 3 * 2**15
-"""Of a machine: some 300 rows, a quarter of an hour and more."""
+"""A machine's last rows: some 300, a quarter of an hour and more."""
 MAX_HISTORY, MAX_LOG_LINES = 120, 300
 LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
 """What a worker adds to its usage."""
@@ -33,7 +33,7 @@ class NodeRows:
     usage: Mapping[str, Any] = field(default_factory=dict)
     """The newest usage row, with `phase` and what `LINK_FIGURES` names."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Of its newest session: device, processor, system, torch, cuadrilla."""
+    """What its newest session said: device, processor, system, torch, cuadrilla."""
     points: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
     """Numbers, and when how busy its processor and its GPU were and how long it waited, as parts."""
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))

@@ -56,7 +56,7 @@ Named = tuple[list[str], dict[str, Any]]
 
 
 def metrics_text(runs: Iterable[tuple[str, RunReader]]) -> bytes:
-    """Of runs by name, in the text format."""
+    """Metrics of runs by name, in the text format."""
     registry = CollectorRegistry()
     registry.register(_Crew(list(runs)))
     return generate_latest(registry)

@@ -29,9 +29,9 @@ RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
 """Steps of which shares and speeds are means: one alone deals out so few units that its shares say little."""
 TAIL_BYTES = 2**18
-"""Of `metrics.jsonl`, for who wants no curves: twenty rows of a hundred workers have a fifth of that."""
+"""The end of `metrics.jsonl`, for who wants no curves: twenty rows of a hundred workers have a fifth of that."""
 POINTS, SHARE_POINTS = 1200, 300
-"""Of a curve, and of each machine's shares: a page is not wider."""
+"""Points of a curve, and of each machine's shares: a page is not wider."""
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
 REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
@@ -63,7 +63,7 @@ class RunReader:
         self._lock = threading.Lock()
         self._refreshed = float("-inf")
         self._number = 0
-        """Of the newest change of anything that `news` tells."""
+        """Number of the newest change of anything that `news` tells."""
         self._anew = 0
         """The number at which all that had been told became void."""
         self._told: dict[str, tuple[str, int]] = {}
@@ -158,7 +158,7 @@ class RunReader:
         return {"tokens_per_second": sum(speeds) / len(speeds)} if speeds else {}
 
     def _mean_shares(self) -> dict[str, float]:
-        """Of the newest steps."""
+        """Mean shares of the newest steps."""
         told = [row["shares"] for row in self._newest.values() if "shares" in row]
         return {name: sum(shares.get(name, 0.0) for shares in told) / len(told) for name in set().union(*told)}
 

@@ -178,7 +178,7 @@ def _celsius(machine: Machine) -> float | None:
 
 
 def _gpu_memory(machine: Machine) -> str:
-    """Of all cards of the machine."""
+    """Memory of all cards of the machine."""
     used, total = _gpus(machine, "memory_used_bytes"), _gpus(machine, "memory_bytes")
     return _sizes(sum(used) if used else None, sum(total) if total else None)
 

@@ -28,7 +28,7 @@ MAX_DECAY = 2.0
 """A stronger one was worse where an epoch has a dozen steps, and hardly better elsewhere."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 16_384
 SHORT_RUN_TOKENS = 3_000_000
-"""Of a run, up to which the smallest step is best; behind it steps grow with the square root."""
+"""A run's length up to which the smallest step is best; behind it steps grow with the square root."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
@@ -172,7 +172,7 @@ def _with(config: Config, key: str, value: float) -> Config:
 
 
 def _text_tokens(config: Config, run: RunDir) -> int:
-    """Of the training text; 0 if it is none, or not there."""
+    """Tokens of the training text; 0 if it is none, or not there."""
     if isinstance(config.task, LanguageTaskSection):
         with suppress(DataError):
             return read_manifest(run.path / config.data.folder).splits["train"].num_tokens

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from cuadrilla.plan.share import Pace, share_units
 
-WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.95, 16: 0.89, 32: 0.84, 64: 0.79}
+WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
 """By the steps of a window, of the speed of `exact` at equal tokens per second (`bench.lanes`, docs/experiments.md)."""
 WINDOWS, MIN_WINDOWS = (2, 4, 8, 16, 32, 64), 6
 """The steps that are tried, and how many windows a run has at least. Longer ones, and fewer, were not measured."""
@@ -146,7 +146,7 @@ def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Predic
 
 
 def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
-    """Of groups of `steps` units."""
+    """What a round costs each machine, in groups of `steps` units."""
     remote = sum(math.isfinite(machine.bytes_per_second) for machine in crew.machines)
     part = crew.bytes_per_second / max(remote, 1)
 
@@ -160,7 +160,7 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
 
 
 def lengths(num_steps: int) -> tuple[int, ...]:
-    """Of the rounds that are tried in a run of so many steps; 1: exact."""
+    """Steps of the rounds that are tried in a run of so many; 1: exact."""
     return 1, *(steps for steps in WINDOWS if MIN_WINDOWS * steps <= num_steps)
 
 

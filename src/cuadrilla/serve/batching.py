@@ -44,7 +44,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: deque[Row] = deque()
         self._calls: dict[Row, Call] = {}
-        """Of all rows that have not ended."""
+        """The calls of all rows that have not ended."""
         self._left: set[Row] = set()
         self._closing = False
         self.rate = Rate()

@@ -127,7 +127,7 @@ class Completion:
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[Continuation, Piece], None]:
-        """Of all choices, as they come, measured. Whoever is not read to the end gives up its slot."""
+        """Pieces of all choices, as they come, measured. Whoever is not read to the end gives up its slot."""
         going, last = {choice.row: choice for choice in self._choices}, dict[Row, float]()
         try:
             while going:
@@ -178,7 +178,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def completion_logprobs(tokenizer: Tokenizer, scores: Sequence[Score], *, first: Sequence[int]) -> dict[str, Any]:
-    """Of a completion's tokens; before them, of a prompt, its `first` one, of which nothing is known."""
+    """Log probabilities of a completion's tokens; before them a prompt's `first` one, of which nothing is known."""
     spell, unknown = partial(spelled, tokenizer), [None] * len(first)
     tops = [
         {spell(token): _finite(logprob) for token, logprob in (*score.top, (score.token, score.logprob))}

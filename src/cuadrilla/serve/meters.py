@@ -13,7 +13,7 @@ OTHER = "other"
 
 
 class Meters:
-    """Of one service; `routes`: those that are counted by name."""
+    """Counters of one service; `routes`: those that are counted by name."""
 
     def __init__(self, *, routes: Collection[str]) -> None:
         self._routes = frozenset(routes)

@@ -121,6 +121,6 @@ def _named(given: Sequence[str]) -> dict[str, Path]:
 
 
 def _name(path: Path) -> str:
-    """Of its folder."""
+    """The folder's name."""
     folder = path.resolve()
     return re.sub(r"[^\w.-]+", "-", (folder.parent if folder.is_file() else folder).name)[:64] or "model"

@@ -72,7 +72,7 @@ def strategy_of(steps: int) -> Strategy:
 
 
 def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
-    """Of a version and a contribution."""
+    """Bytes of a version and a contribution."""
     forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
     return sum(tensor.nbytes for form in forms for tensor in form.values())
 
@@ -145,7 +145,7 @@ class AutoMerge:
         return self._half.without_effect(answers)
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Of the right one of both forms, too."""
+        """Also whether it has the right one of both forms."""
         return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
 
     def update(self) -> Mapping[str, Tensor]:
@@ -194,7 +194,7 @@ class AutoRounds(Rounds):
         return self._shares(self.tried.present, num_groups, paces=paces)
 
     def length(self, work: Work) -> int:
-        """Of the next round: that of the last one, unless another promises more; exact until all are measured."""
+        """Steps of the next round: as in the last one, unless others promise more; exact until all are measured."""
         last, tried = work.merged_steps, self.tried
         if last and all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
             possible = lengths(work.rules.num_steps)
@@ -250,7 +250,7 @@ class AutoRounds(Rounds):
         return {name: num_groups if name == fastest else 0 for name in paces}
 
     def _paces(self, length: int, work: Work) -> dict[str, Pace]:
-        """Of groups of units, as they would be in rounds of this length."""
+        """What a round costs each member, in groups of units, as it would be in rounds of this length."""
         rounds = work.merged_steps, self._steps(length)
         bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in rounds)
         at_once = len(work.crew.members) if length == ALONE != self.tried.present else 1

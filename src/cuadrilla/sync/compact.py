@@ -24,7 +24,7 @@ SMALLEST_SCALE = 2.0**-120
 """Its reciprocal is finite."""
 MAX_SQUARE = 255
 DROPPED_BITS = 20
-"""Of the 23 behind the exponent of an fp32 number, whose bits count up as the numbers do."""
+"""Bits of an fp32 number, which count up as the numbers do, that have no place in a code."""
 SMALLEST_SQUARE = 2.0**-80
 
 

@@ -23,7 +23,7 @@ SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """The first answer of a member tells little: caches are cold, code is compiled."""
 MAX_TRANSFER_SHARE = 0.9
-"""Of the time to an answer: a member that claims more would look faster than it can be shown to be."""
+"""Part of the time to an answer: a member that claims more would look faster than it can be shown to be."""
 MIN_HELD_SECONDS = 0.5
 """A lease that ends unanswered sooner says nothing about its worker's speed."""
 FIRST_PROGRESS_SECONDS = 600.0

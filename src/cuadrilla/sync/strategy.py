@@ -75,7 +75,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """Of an update that was merged and not applied yet. `bad`: contributions that hold non-finite values."""
+    """An update that was merged and not applied yet. `bad`: contributions that hold non-finite values."""
 
     norm: float
     bad: tuple[int, ...] = ()

@@ -301,7 +301,7 @@ def _contribution(
     squares: Mapping[str, Tensor],
     bits: int,
 ) -> dict[str, Tensor]:
-    """Of parameters in `gradients` those and their squares, of the others changes and state."""
+    """For parameters in `gradients` those and their squares, for the others changes and state."""
     state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in gradients}
     whole = {
         **{name: change for name, change in changes.items() if name not in gradients},

@@ -21,7 +21,7 @@ PROBE_COST = 0.02
 """At most this part of the time, for all members together, measures those again whose share is no unit."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
-"""Of a lease, as long as nobody was measured."""
+"""When a lease is late as long as nobody was measured."""
 
 
 class Share(Protocol):
@@ -137,7 +137,7 @@ class Work:
         self.skipped.update(units)
 
     def merge(self) -> Merge:
-        """Of all answers, in the order of their units."""
+        """The merge of all answers, in the order of their units."""
         ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
         units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | self.skipped))
         return Merge(
@@ -222,7 +222,7 @@ class Rounds:
         return len(grant.units) <= work.steps
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        """Of a round, for each member."""
+        """Groups of a round for each member."""
         return self.share(num_groups, paces=paces)
 
     def length(self, work: Work) -> int:

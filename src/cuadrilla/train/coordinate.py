@@ -375,7 +375,7 @@ class CoordinatorRuntime:
         self._stop_reason = self._stop_reason or self._out_of_patience()
 
     def _speed(self, tokens: int) -> dict[str, float]:
-        """Of a step that counted so many tokens, since the last one was saved and evaluated."""
+        """The rate of a step that counted so many tokens, since the last one was saved and evaluated."""
         seconds = max(self._clock() - self._since, 1e-9)
         return {"tokens_per_second": tokens / seconds, "seconds": seconds}
 

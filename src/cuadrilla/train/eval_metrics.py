@@ -72,7 +72,7 @@ def difference(one: Figure, other: Figure) -> Difference | None:
 
 
 def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tuple[None, None]:
-    """Of the sum of the parts over the sum of the counts; (None, None) for a single item."""
+    """The interval of the sum of the parts over the sum of the counts; (None, None) for a single item."""
     if len(items) < 2:
         return None, None
     parts, counts = np.array(items, dtype=np.float64).T

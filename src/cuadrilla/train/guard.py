@@ -21,7 +21,7 @@ WARM_UP_UPDATES = 30
 SKIPS_BEFORE_ROLLBACK = 3
 WINDOW_UPDATES = 50
 MIN_SIGMA = 0.02
-"""Of the loss, in nats and as a part of its mean."""
+"""The least spread of the loss, in nats and as a part of its mean."""
 MIN_LOG_NORM_SIGMA = 0.12
 
 

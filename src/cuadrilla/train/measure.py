@@ -74,7 +74,7 @@ def _measure(config: Config, folder: Path) -> Measured:
 
 
 def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> float:
-    """Of the optimizer; the first time does not count. The weights are of no use any more."""
+    """The time of an optimizer step; the first one does not count. The weights are of no use any more."""
     optimizer, seconds = recipe.make_optimizer(trainable(model)), list[float]()
     for _ in range(1 + NUM_LEASES):
         for parameter in trainable(model).values():

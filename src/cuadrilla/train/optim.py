@@ -22,11 +22,11 @@ from cuadrilla.errors import CheckpointError
 
 MUON_STEPS = 5
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic that takes each singular value towards 1 (source: as above)."""
+"""Coefficients of the quintic that takes each singular value towards 1 (source: as above)."""
 EPSILON = 1e-7
 ADAM_EPSILON = 1e-8
 BATCH_NUMBERS = 2**24
-"""Of matrices that are orthogonalised together: their copies take memory."""
+"""Numbers of matrices that are orthogonalised together: their copies take memory."""
 
 Parameters = Mapping[str, nn.Parameter]
 OptimSection = MuonSection | AdamWSection | SGDSection
@@ -44,7 +44,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, factor: float = 1.0) -> None:
-        """Of all parameters that have a gradient, at `factor` times the learning rate."""
+        """Step all parameters that have a gradient, at `factor` times the learning rate."""
 
     @abstractmethod
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def orthogonalised(matrices_KMN: Tensor) -> Tensor:
-    """Of each the nearest one with singular values around 1 (0.7 to 1.2), by Newton-Schulz; in its own dtype."""
+    """The nearest matrices with singular values around 1 (0.7 to 1.2), by Newton-Schulz; in their own dtype."""
     a, b, c = MUON_COEFFICIENTS
     tall = matrices_KMN.size(1) > matrices_KMN.size(2)
     x_KRS = matrices_KMN.mT if tall else matrices_KMN  # the Gram matrix is the smaller one

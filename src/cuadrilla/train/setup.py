@@ -88,7 +88,7 @@ class Equipment:
 
     @property
     def parameters(self) -> tuple[Layout, ...]:
-        """Of a version, as it may arrive."""
+        """Layouts of a version, as it may arrive."""
         return tuple(map(Layout.of, self.strategy.versions_like(self.model, self.recipe)))
 
     def work(self, link: Link) -> Stop:

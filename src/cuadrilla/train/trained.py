@@ -99,7 +99,7 @@ class LanguageModel:
 
 
 def open_model(path: Path, *, device: str = "auto", newest: bool = False, precision: str = "auto") -> LanguageModel:
-    """Of a run (its folder or run file, or one of its checkpoints), or of a folder in Hugging Face's layout. `newest`:
+    """Open a run (its folder or run file, or one of its checkpoints) or a folder in Hugging Face's layout. `newest`:
     see `choose_step`.
 
     `precision` auto: what the run asks for, or what is best here. Raises ConfigError, DataError, CheckpointError,

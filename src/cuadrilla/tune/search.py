@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def rung(self) -> int:
-        """Of its next run, or of the one under way."""
+        """The rung of its next run, or of the one under way."""
         return len(self.results)
 
     @property
@@ -76,7 +76,7 @@ class Search:
         self.num_trials = min(section.trials or usual, len(self._grid) or section.trials or usual)
         self.trials: list[Trial] = []
         self._stored: dict[int, StoredTrial] = {}
-        """Of trials whose first run has not ended."""
+        """Trials whose first run has not ended, by number."""
         self._running: set[int] = set()
         self._study = self._open_study(storage)
         longer = self._study.user_attrs
@@ -173,7 +173,7 @@ class Search:
         return dict(stored.params)
 
     def _sampler(self, number: int) -> "BaseSampler":
-        """Of its own for each trial, so that a search that goes on draws as if nothing had been."""
+        """One for each trial, so that a search that goes on draws as if nothing had been."""
         from optuna.samplers import RandomSampler, TPESampler
 
         seed = random.Random(f"{self.section.seed}/{number}").getrandbits(32)
@@ -247,7 +247,7 @@ class Search:
 
 
 def _attribute(trial: Trial) -> str:
-    """Of the study: the result of a trial's next run, which is not its first."""
+    """The study's name for the result of a trial's next run, which is not its first."""
     return f"{trial.name} at rung {trial.rung}"
 
 

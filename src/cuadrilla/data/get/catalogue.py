@@ -19,7 +19,7 @@ class CatalogueEntry:
     address: str
     licence: str
     about_bytes: int
-    """Of the download; of an archive that is made on request the size of its repository."""
+    """Size of the download; for an archive that is made on request that of its repository."""
     file: str = ""
     inside: str = ""
 

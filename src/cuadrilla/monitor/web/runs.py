@@ -78,7 +78,7 @@ class Runs:
         return {**newest_figures(run.metrics), **found, "updated": modified(run.metrics)}
 
     def _path(self, key: str) -> Path | None:
-        """Of what is in the list, or of a trial."""
+        """The folder of what is in the list, or of a trial."""
         if key in self._paths:
             return self._paths[key]
         search, _, name = key.rpartition("/")
