@@ -22,8 +22,9 @@ def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "mio")
     run.path.mkdir()
     run.run_file.write_text("schema = 1\n")
-    add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": "\x1b]0;owned\x07"}])
-    add_rows(run.metrics, [{"version": 7, "tokens": 70, "loss": 2.5, "tokens_per_second": 9.0}])
+    hostile = "\x1b]0;owned\x07"
+    add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": hostile}])
+    add_rows(run.metrics, [{"version": 7, "tokens": 70, "loss": 2.5, "tokens_per_second": 9.0, "shares": {hostile: 1}}])
     NodeLogs(run.nodes).report("coordinator", NodeReport(usage=Usage(cpu_percent=5.0), phase="computing"))
     write_json(run.status, {"state": "complete"})
     return run

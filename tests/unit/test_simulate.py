@@ -77,7 +77,6 @@ def check(first: int, count: int, *, strategy: Strategy, rules: Rules) -> Counte
 
 @STRATEGIES
 def test_no_fault_breaks_a_promise_and_everything_happens(strategy: Strategy, rules: Rules) -> None:
-    """That an undisturbed run has the same weights is I3."""
     happened = check(0, 100, strategy=strategy, rules=rules)
     assert [what for what in HAPPENS if not happened[what]] == []
 
