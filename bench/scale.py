@@ -1,4 +1,4 @@
-"""The plan against the coordinator itself, under a virtual clock: 18 crews that are described, and up to 64 machines.
+"""The plan against the coordinator itself, under a virtual clock: nine crews that are described, and up to 64 machines.
 
     python -m bench.scale [--rounds 20] [--nodes 2,8,32,64]
 
@@ -36,7 +36,8 @@ TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
 CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4, "apart": ("3050", "M2", "CPU")}
 """The first machine coordinates; `apart`: another one, that does not train."""
 LINKS = {"100 Mbit/s": 11.75e6, "1 Gbit/s": 117.5e6, "10 Gbit/s": 1175e6}
-SIZES = {"10 M": 10e6, "124 M": 124e6}
+WEIGHTS = 124e6
+"""Of the model. With others all takes as many times as long, bytes and operations alike."""
 UNIT_TOKENS, UNITS_PER_STEP, NUM_STEPS = 4096, 64, 10**9
 WARM_UP = 10
 """Rounds in which the coordinator measures its crew."""
@@ -192,11 +193,11 @@ class Run:
             self.world.transfer("down", num_bytes, most=most, then=compute)
 
 
-def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float, apart: bool = False) -> Crew:
+def crew_of(names: Sequence[str], *, bytes_per_second: float, apart: bool = False) -> Crew:
     machines = [
         MachineSpec(
             name=f"{number} {name}",
-            tokens_per_second=TFLOPS[name] * 1e12 / (6 * weights),
+            tokens_per_second=TFLOPS[name] * 1e12 / (6 * WEIGHTS),
             **({} if number == 0 and not apart else {"bytes_per_second": bytes_per_second, "delay_seconds": 0.001}),
         )
         for number, name in enumerate(names)
@@ -204,15 +205,15 @@ def crew_of(names: Sequence[str], *, weights: float, bytes_per_second: float, ap
     return Crew(machines=machines, bytes_per_second=bytes_per_second)
 
 
-def work_of(weights: float) -> Workload:
+def workload() -> Workload:
     """Bytes as `train/measure.py` finds them for a GPT-2: exact 4 + 4, windows about 5.2 for each weight."""
     return Workload(
         num_steps=NUM_STEPS,
         units_per_step=UNITS_PER_STEP,
         unit_tokens=UNIT_TOKENS,
         step_tokens=0.01 * UNITS_PER_STEP * UNIT_TOKENS,
-        exact_bytes=round(8 * weights),
-        window_bytes=round(5.2 * weights),
+        exact_bytes=round(8 * WEIGHTS),
+        window_bytes=round(5.2 * WEIGHTS),
     )
 
 
@@ -247,15 +248,15 @@ def main() -> None:
     parser.add_argument("--nodes", default="2,8,32,64")
     arguments = parser.parse_args()
     cells, many = {}, {}
-    for (crew, names), (link, rate), (size, weights) in itertools.product(CREWS.items(), LINKS.items(), SIZES.items()):
-        made = crew_of(names, weights=weights, bytes_per_second=rate, apart=crew == "apart")
-        name = f"{crew}, {link}, {size}"
-        cells[name] = cell(made, work_of(weights), rounds=arguments.rounds)
+    for (crew, names), (link, rate) in itertools.product(CREWS.items(), LINKS.items()):
+        made = crew_of(names, bytes_per_second=rate, apart=crew == "apart")
+        name = f"{crew}, {link}"
+        cells[name] = cell(made, workload(), rounds=arguments.rounds)
         print(name, cells[name], file=sys.stderr, flush=True)
     for number in (int(word) for word in arguments.nodes.split(",")):
         began = time.perf_counter()
-        made = crew_of(("3050",) * number, weights=124e6, bytes_per_second=LINKS["1 Gbit/s"])
-        run = Run(made, work_of(124e6), rounds=Rounds(share=share_units, steps=16))
+        made = crew_of(("3050",) * number, bytes_per_second=LINKS["1 Gbit/s"])
+        run = Run(made, workload(), rounds=Rounds(share=share_units, steps=16))
         many[str(number)] = run.train(rounds=3)[0] / made.best.tokens_per_second
         print(number, many[str(number)], f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     errors = [abs(each[key]) for each in cells.values() for key in ("error of exact", "error of windows of 8")]

@@ -245,7 +245,7 @@ def test_scripted_faults_change_nothing(
 
 
 @pytest.mark.thorough
-def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
     """One is killed by the kernel, another one's allocator says no: a strict unit cannot be divided, so it leaves."""
     script = [
         Fault(name="limited", phase="data", at=example(10, 0), action="hold", until="limit"),
@@ -276,4 +276,4 @@ def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path) -> None:
     assert "(exit code 8)" in left["reason"]
     assert killed["worker"] != left["worker"]
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
-    assert final_sha256(run.path) == undisturbed
+    assert final_sha256(run.path) == undisturbed()
