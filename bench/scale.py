@@ -36,8 +36,7 @@ TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
 CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4, "apart": ("3050", "M2", "CPU")}
 """The first machine coordinates; `apart`: another one, that does not train."""
 LINKS = {"100 Mbit/s": 11.75e6, "1 Gbit/s": 117.5e6, "10 Gbit/s": 1175e6}
-WEIGHTS = 124e6
-"""Of the model. With others all takes as many times as long, bytes and operations alike."""
+WEIGHTS = 124e6  # of the model; with others bytes and operations grow alike
 UNIT_TOKENS, UNITS_PER_STEP, NUM_STEPS = 4096, 64, 10**9
 WARM_UP = 10
 """Rounds in which the coordinator measures its crew."""
