@@ -101,6 +101,7 @@ def test_a_machine_outside_the_cluster_joins_and_the_coordinator_is_killed(
     try:
         approve(outside, run)
         crew = up(driver, run, free_port(), *sets, workers="[1.0]")
+        wait_for(lambda: present(run) == WORKERS, crew)  # before somebody computes: Ray starts slowly
         ana = outside.start("join", "--name", "ana", says=invite(driver))
         wait_for(lambda: present(run) == {*WORKERS, "ana"}, crew)
         number = len(events(run, "joined"))
