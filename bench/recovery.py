@@ -6,8 +6,6 @@ Trains `micro` in strict mode with three worker processes and plays the three fa
 when everybody has joined and some steps are done. Measured: the longest time without a commit from the fault to the
 third commit behind it (the first may be of a round whose answers were all there). `p95` is the nearest rank: of ten
 values the largest. `round_seconds` is an undisturbed round of the same run, which the targets allow on top.
-`restart_cpu_seconds`: what coordinator and workers have computed by then after a restart, mostly to start Python and
-torch; on a machine that has other work to do, this decides how long it takes.
 """
 
 import argparse
@@ -29,7 +27,6 @@ from cuadrilla.data.prepare import prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
 TARGETS = {"worker killed": 2.0, "worker frozen": 8.0, "coordinator killed": 15.0}
-CPU = "CPU to come back"
 NUM_WORKERS = 3
 SPEEDS = "1.0,0.5,0.5"
 STEPS_BEFORE, STEPS_WATCHED = 5, 3
@@ -84,21 +81,11 @@ class Crew:
 
     def commits(self, number: int) -> list[float]:
         """When each of the next commits was seen, on the monotonic clock."""
-        seen, times = self._size(), []
-        while len(times) < number:
-            seen = self._grown(seen)
-            times.append(time.monotonic())
-        return times
+        return [self._next_commit(self._size()) for _ in range(number)]
 
-    def _grown(self, seen: int) -> int:
-        """The new size of the metrics, once it is another one."""
+    def _next_commit(self, seen: int) -> float:
         self._wait(lambda: self._size() > seen)
-        return self._size()
-
-    def cpu_seconds(self) -> float:
-        """Of the coordinator and its workers since they were started."""
-        coordinator = self.coordinator()
-        return sum(sum(process.cpu_times()[:2]) for process in (coordinator, *coordinator.children(recursive=True)))
+        return time.monotonic()
 
     def stop(self) -> None:
         self._process.terminate()
@@ -121,7 +108,7 @@ def longest_gap(began: float, commits: Sequence[float]) -> float:
 
 def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
     """Seconds without a commit, by fault; and of undisturbed rounds."""
-    found: dict[str, list[float]] = {kind: [] for kind in ("round", *TARGETS, CPU)}
+    found: dict[str, list[float]] = {kind: [] for kind in ("round", *TARGETS)}
     crew.wait_for_joined(NUM_WORKERS)
     for _ in range(num_faults):
         quiet = crew.commits(STEPS_BEFORE)
@@ -141,7 +128,6 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
         killed, began = crew.coordinator(), time.monotonic()
         killed.kill()
         found["coordinator killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
-        found[CPU].append(crew.cpu_seconds())
         crew.wait_for_joined(joined + NUM_WORKERS)
         print(*(f"{values[-1]:.2f} s {kind}" for kind, values in found.items()), sep=", ", file=sys.stderr)
     return found
@@ -166,14 +152,13 @@ def main() -> None:
         finally:
             crew.stop()
         versions = [row["version"] for row in last_rows(run.metrics)]
-    rounds, cpu = summary(found.pop("round")), summary(found.pop(CPU))
+    rounds = summary(found.pop("round"))
     report(
         "recovery",
         steps=len(versions),
         load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),
         round_seconds=rounds,
-        restart_cpu_seconds=cpu,
         faults={
             kind: {
                 "p50": percentile(seconds, 0.5),

@@ -1,228 +1,165 @@
-"""Unequal machines on a fast network: our shares against the equal batches of torch's DDP.
+"""What unequal machines do together, beside the sum of what each does alone.
 
-    python -m bench.throughput [--repeats 3] [--unit-ms 120 240 480 480]
+    python -m bench.throughput [--unit-ms 120 240 480 480] [--repeats 3]
 
-Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root) with one worker each. Two
-cores cannot be four machines, so a machine's slowness is made: it needs at least `--unit-ms` for a unit, and sleeps
-for what the arithmetic leaves of that. All contenders run on the same machines with the same model, data, precision
-(fp32), one thread and one unit per pass. The coordinator shares the first machine. The optimizer is not slowed down,
-which favours DDP: there every machine has one.
-
-With speeds s (units per second, measured in both) and M machines, equal batches run at M·min s at best and fair
-shares at Σs. `ratio` is our units per second over DDP's in the same turn; `ideal` is Σs / (M·min s); `fraction` is
-ratio / ideal (target: 0.95). Our first rounds measure the speeds and are not counted; nor is DDP's first step.
-`late_units`: of ours and DDP's, those whose arithmetic alone took longer; many of them mean a loaded computer.
+Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root). Two cores cannot be four
+machines, so a machine's slowness is made: `--unit-ms` in which it only waits for each unit. The coordinator shares the
+first machine. First each trains by itself with `cuadrilla train`, all at the same time; then as a crew, with `up` and
+`join`. The first SETTLE rounds measure the crew and do not count. `fraction`: units per second of the crew over the sum
+of those alone. A step moves 8 MB for each machine, all through the coordinator's card.
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from bench.common import random_data, report, summary
-from bench.lan import Member, can_shape, lan
-from bench.link import Node
+from bench.common import report, summary
+from bench.goodput import Machine, wait_for
+from bench.lan import can_shape, lan
+from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
-from cuadrilla.link.identity import open_coordinator
-from cuadrilla.link.nodes import AllowList
-from tests.crews import join
+from cuadrilla.rundir import RunDir, last_rows
 
-PORT = 47470
-VOCABULARY, CONTEXT, UNIT_SEQUENCES = 512, 64, 1  # little arithmetic: all machines' together is a part of one core
-WARM_UP = 5
-"""Rounds: the first worker alone, all equally, then three with measured shares."""
+PORT, SETTLE = 47470, 5
+WEIGHTS = 2**20
+UNIT_MS = "BENCH_UNIT_MS"
+TASK = f"""
+import os, time
+import torch
+from cuadrilla.model.task import TaskDefaults
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 100_000
+    def __getitem__(self, i): return {{"x": torch.tensor([1.0])}}
+
+class Waiting:
+    defaults = TaskDefaults(length=1)
+    def model(self): return torch.nn.Linear({WEIGHTS // 2**10}, {2**10}, bias=False)
+    def loss(self, model, batch):
+        time.sleep(float(os.environ["{UNIT_MS}"]) / 1000)
+        return model.weight[0].square().sum() * len(batch["x"]), len(batch["x"])
+    def data(self, split): return Data()
+    def data_hash(self): return "waiting"
+    def evaluate(self, model, batches): return {{"loss": 0.0}}
+
+def task(): return Waiting()
+"""
 RUN = """
-[data]
-folder = "{data}"
-[model]
-preset = "micro"
-context = {context}
+[task]
+kind = "file"
+path = "task.py:task"
 [train]
 steps = {steps}
-batch_sequences = {batch}
-unit_sequences = {unit}
-pass_sequences = {unit}
+batch_sequences = {units}
+unit_sequences = 1
+pass_sequences = 1
 precision = "fp32"
 device = "cpu"
 threads = 1
 [optim]
 kind = "adamw"
-[engine]
-kind = "crew"
-listen = "{address}:{port}"
-workers = []
-[sample]
-tokens = 0
+[sync]
+kind = "exact"
 [evaluate]
 every_tokens = 1_000_000_000_000
 sequences = 1
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What one contender did once. `machines`: counted units and their seconds, one entry each."""
-
-    units_per_second: float
-    machines: list[dict[str, Any]]
-    busy_percent: float
-    """Of all cores of this computer, whoever used them."""
+def make_run(folder: Path, *, units: int, steps: int) -> RunDir:
+    folder.mkdir()
+    run = RunDir(folder)
+    (folder / "task.py").write_text(TASK)
+    run.run_file.write_text(RUN.format(units=units, steps=steps))
+    return run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rig:
-    """Where, and what, to train."""
-
-    members: Sequence[Member]
-    unit_seconds: Sequence[float]
-    folder: Path
-    port: int
-    num_units: int
-    rounds: int
-    steps: int
-
-    def specification(self, kind: str, rank: int) -> dict[str, Any]:
-        config = RUN.format(
-            data=self.folder.parent / "data",
-            context=CONTEXT,
-            steps=WARM_UP + self.rounds + 1,  # the last one evaluates, and is not counted
-            batch=self.num_units * UNIT_SEQUENCES,
-            unit=UNIT_SEQUENCES,
-            address=self.members[0].address,
-            port=self.port,
-        )
-        return {
-            "kind": kind, "rank": rank, "name": f"worker-{rank}", "workers": len(self.members), "config": config,
-            "folder": str(self.folder), "address": self.members[0].address, "port": self.port,
-            "unit_seconds": self.unit_seconds[rank], "paces": list(self.unit_seconds),
-            "own_address": self.members[rank].address, "warm_up": WARM_UP, "rounds": self.rounds, "steps": self.steps,
-        }  # fmt: skip
-
-    def start(self, stack: ExitStack, kind: str, rank: int) -> Node:
-        program = [sys.executable, "-m", "bench.throughput_nodes"]
-        node = Node(self.members[rank], program=program, specification=self.specification(kind, rank))
-        stack.callback(node.close)
-        return node
+def units_per_second(run: RunDir, *, settle: int, steps: int) -> float:
+    rows = last_rows(run.metrics)[settle : settle + steps]
+    units = sum(row["tokens_per_second"] * row["seconds"] for row in rows)
+    return float(units / sum(row["seconds"] for row in rows))
 
 
-def crew_turn(rig: Rig) -> Turn:
-    """The product: `crew` engine, exact strategy, gRPC with TLS, journal, measured shares."""
-    home, ranks = Home(rig.folder / "home"), range(len(rig.members))
-    (rig.folder / "run").mkdir(parents=True)
-    keys, listed = open_coordinator(home.crew), AllowList(home.nodes)
-    for rank in ranks:
-        name = f"worker-{rank}"
-        join(rig.folder / name, name=name, crew=keys, nodes=listed)
-    with ExitStack() as stack:
-        coordinator = rig.start(stack, "crew-coordinator", 0)
-        workers = [rig.start(stack, "crew-worker", rank) for rank in ranks]
-        for node in (coordinator, *workers):
-            node.answer()
-        psutil.cpu_percent()
-        coordinator.ask("train")  # answers when it is open
-        for worker in workers:
-            worker.tell("train")
-        machines = [worker.answer() for worker in workers]
-        seconds = coordinator.answer()["seconds"]
-        busy = psutil.cpu_percent()
-    return Turn(units_per_second=rig.rounds * rig.num_units / seconds, machines=machines, busy_percent=busy)
+def ended(machine: Machine) -> None:
+    assert machine.process is not None
+    if machine.process.wait():
+        raise SystemExit(machine.talk.read_text())
 
 
-def ddp_turn(rig: Rig) -> Turn:
-    """torch DistributedDataParallel over gloo: every machine has the same share."""
-    with ExitStack() as stack:
-        workers = [rig.start(stack, "ddp", rank) for rank in range(len(rig.members))]
-        for worker in workers:
-            worker.answer()
-        psutil.cpu_percent()
-        for worker in workers:
-            worker.tell("train")
-        machines = [worker.answer() for worker in workers]
-        busy = psutil.cpu_percent()
-    seconds = max(machine["step_seconds"] for machine in machines)
-    return Turn(units_per_second=rig.steps * rig.num_units / seconds, machines=machines, busy_percent=busy)
+def alone(folder: Path, machines: Sequence[Machine], *, steps: int) -> list[float]:
+    """Units per second of each; the last step evaluates."""
+    runs = [make_run(folder / f"alone-{number}", units=16, steps=steps + 2) for number in range(len(machines))]
+    for machine, run in zip(machines, runs, strict=True):
+        machine.start("train", str(run.path))
+    for machine in machines:
+        ended(machine)
+    return [units_per_second(run, settle=1, steps=steps) for run in runs]
 
 
-def compare(ours: Turn, ddp: Turn) -> dict[str, Any]:
-    """One turn of each. The speeds are those of both together."""
-    speeds = [
-        (a["units"] + b["units"]) / (a["seconds"] + b["seconds"])
-        for a, b in zip(ours.machines, ddp.machines, strict=True)
-    ]
-    ratio = ours.units_per_second / ddp.units_per_second
-    ideal = sum(speeds) / (len(speeds) * min(speeds))
-    transfers = [sum(m["transfer_seconds"]) / max(len(m["transfer_seconds"]), 1) for m in ours.machines]
-    round_units = sum(m["units"] for m in ours.machines) / max(len(m["transfer_seconds"]) for m in ours.machines)
-    return {
-        "ratio": ratio,
-        "ideal": ideal,
-        "fraction": ratio / ideal,
-        "ours_of_sum": ours.units_per_second / sum(speeds),
-        "ddp_of_equal_batches": ddp.units_per_second / (len(speeds) * min(speeds)),
-        "speeds": speeds,
-        "ours_units_per_second": ours.units_per_second,
-        "ddp_units_per_second": ddp.units_per_second,
-        "step_over_transfer": round_units / ours.units_per_second / max(transfers),
-        "late_units": [sum(machine["late"] for machine in turn.machines) for turn in (ours, ddp)],
-        "busy_percent": [ours.busy_percent, ddp.busy_percent],
-    }
+def crew(folder: Path, lead: Machine, machines: Sequence[Machine], *, units: int, steps: int) -> float:
+    """Units per second of all together."""
+    run = make_run(folder / "crew", units=units, steps=SETTLE + steps + 1)
+    lead.start("up", str(run.path), "--listen", f"{lead.member.address}:{PORT}", "--set", "engine.workers=[]")
+    wait_for(Home(lead.home).open_file.exists)
+    invite = lead.ask("invite", "--uses", str(len(machines)))
+    wait_for(lambda: not list(Home(lead.home).invites.glob("*.json")))  # the coordinator has taken it
+    for number, machine in enumerate(machines, start=1):
+        Home(machine.home).trust(code_hash([run.path / "task.py"]))
+        machine.start("join", "--name", f"m{number}", "--threads", "1", says=invite)
+    ended(lead)
+    for machine in machines:
+        ended(machine)
+    return units_per_second(run, settle=SETTLE, steps=steps)
 
 
-def summarize(ours: Sequence[Turn], ddp: Sequence[Turn]) -> dict[str, Any]:
-    """Our turns beside those of DDP that followed them."""
-    pairs = [compare(mine, theirs) for mine, theirs in zip(ours, ddp, strict=True)]
-    keys = ("ratio", "ideal", "fraction", "step_over_transfer")
-    return {**{key: summary([pair[key] for pair in pairs]) for key in keys}, "pairs": pairs}
+def turn(folder: Path, unit_ms: Sequence[float], *, units: int, steps: int, rate: str) -> dict[str, Any]:
+    """Once alone, and once together."""
+    with lan(len(unit_ms), rate=rate) as members:
+        lead, *machines = [
+            Machine(member, None, folder / f"home-{number}", talk=folder / f"said-{number}")
+            for number, member in enumerate([members[0], *members])
+        ]
+        for machine, milliseconds in zip(machines, unit_ms, strict=True):
+            machine.environment[UNIT_MS] = str(milliseconds)
+        try:
+            by_themselves = alone(folder, machines, steps=steps)
+            together = crew(folder, lead, machines, units=units, steps=steps)
+        finally:
+            for machine in (lead, *machines):
+                machine.end()
+    fraction = together / sum(by_themselves)
+    print(f"{fraction:.3f} of the sum", file=sys.stderr)
+    return {"alone": by_themselves, "crew": together, "fraction": fraction}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
-    parser.add_argument("--units", type=int, default=64, help="in a step; a multiple of the number of machines")
+    parser.add_argument("--units", type=int, default=64, help="in a step of the crew")
     parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
-    parser.add_argument("--rounds", type=int, default=5, help="of ours that are counted in a turn")
-    parser.add_argument("--steps", type=int, default=3, help="of DDP that are counted in a turn")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each")
+    parser.add_argument("--steps", type=int, default=6, help="that are counted")
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    if arguments.units % len(arguments.unit_ms):
-        parser.error("--units must be a multiple of the number of machines: DDP's batches are equal")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
-    contenders = {"crew": crew_turn, "ddp": ddp_turn}
-    load = psutil.getloadavg()
-    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
-    with tempfile.TemporaryDirectory() as name, lan(len(arguments.unit_ms), rate=arguments.rate) as members:
-        random_data(
-            Path(name) / "data", vocab_size=VOCABULARY, num_tokens=CONTEXT * UNIT_SEQUENCES * arguments.units * 8
-        )
-        for index, contender in enumerate(list(contenders) * arguments.repeats):
-            folder = Path(name) / f"turn-{index}"
-            folder.mkdir()
-            rig = Rig(
-                members=members,
-                unit_seconds=[milliseconds / 1000 for milliseconds in arguments.unit_ms],
-                folder=folder,
-                port=PORT + index,
-                num_units=arguments.units,
-                rounds=arguments.rounds,
-                steps=arguments.steps,
-            )
-            turns[contender].append(contenders[contender](rig))
-            speed = turns[contender][-1].units_per_second
-            print(f"turn {index + 1}, {contender}: {speed:.3g} units/s", file=sys.stderr)
+    load = os.getloadavg()
+    turns = []
+    for _ in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as name:
+            units, steps, rate = arguments.units, arguments.steps, arguments.rate
+            turns.append(turn(Path(name), arguments.unit_ms, units=units, steps=steps, rate=rate))
     report(
         "throughput",
         network=f"namespaces, {arguments.rate} per card" if can_shape(arguments.rate) else "plain loopback, no limit",
         unit_ms=arguments.unit_ms,
         units=arguments.units,
         load_before=load,
-        **summarize(turns["crew"], turns["ddp"]),
+        fraction=summary([each["fraction"] for each in turns]),
+        turns=turns,
     )
 
 

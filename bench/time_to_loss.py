@@ -11,6 +11,7 @@ arithmetic measured here, which is less, since the model is small. There is no d
 * `alone`: the best machine with its part of the global batch, while the others do the same, so that memory is as busy
   as in a crew. Runs of 1, 1.5 and 2 times as many steps, each with a schedule of its own, are the scale of losses; the
   longer ones have no quota, which does not change what they learn.
+* `alone, whole batch`: the best machine with the global batch, which is what a run does that others do not join.
 * `exact, no limit`, `exact`, `windows of N`, `auto`: `cuadrilla up` and `cuadrilla join`, with and without slow links.
 * `ddp`, `torchft`: see `bench/peers.py`; torchft where it is installed.
 
@@ -20,7 +21,8 @@ train until their pace is known, `--pace` steps; torchft learns without limits a
 measures its crew, evaluations and checkpoints; `seconds` are those of an average other step, times all steps.
 `times`: how long the best machine alone trains for the loss that a crew has at its end, in times of the crew's seconds;
 the ideal is the sum of quotas over the largest. `busy`: processor time over quota, first that of torchft's lighthouse.
-`mbit`: of each card, received and sent, in its busiest second. Needs root.
+`mbit`: of each card, received and sent, in its busiest second. `planned`: seconds that `plan/predict.py` expects, by
+what each machine does alone, over `seconds`. Needs root.
 """
 
 import argparse
@@ -44,12 +46,14 @@ import psutil
 
 from bench.common import configure, report
 from bench.goodput import Machine, wait_for
-from bench.lan import CARD, Member, bits_per_second, lan
+from bench.lan import CARD, Member, bits_per_second, ceiling_bytes_per_second, lan
 from bench.lanes import LONGER, times_longer
 from bench.limits import shares
 from bench.link import Node
 from cuadrilla.home import Home
+from cuadrilla.plan.predict import Crew, MachineSpec, predict_crew
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.train.measure import measure
 from cuadrilla.train.setup import make_model, make_task
 
 RUN = """
@@ -81,8 +85,8 @@ NO_LIMIT = "10gbit"
 LAN_FLOPS = 46.5e12
 SETTLE = 3
 EVALUATIONS = 4
-EXACT = "exact, no limit"
-ARMS = (EXACT, "exact", "windows of 4", "windows of 8", "windows of 16", "ddp", "torchft")
+EXACT, WHOLE = "exact, no limit", "alone, whole batch"
+ARMS = (WHOLE, EXACT, "exact", "windows of 4", "windows of 8", "windows of 16", "ddp", "torchft")
 PORT = 47470
 LOOK_SECONDS = 1.0
 
@@ -278,15 +282,7 @@ def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, lo
 
 def alone(race: Race) -> tuple[Trained, dict[float, float]]:
     """Of the best machine; and the losses of its longer runs."""
-    best = race.best
-    with place(race, rate=NO_LIMIT) as there:
-        there.limit()
-        for number, machine in enumerate(there.machines):
-            run = write_run(there.folder / f"run-{number}", race.text(batch=race.share, steps=race.steps))
-            machine.start("train", str(run.path))
-        with there.meter() as meter:
-            ended_well(there.machines[best])
-        found = trained(RunDir(there.folder / f"run-{best}"), race, begun=0, batch=race.share, meter=meter)
+    found, _ = by_itself(race, batch=race.share)
     losses = {LONGER[0]: found.loss}
     with place(race, rate=NO_LIMIT) as there:
         longer = list(zip(LONGER[1:], there.machines, strict=False))
@@ -297,6 +293,38 @@ def alone(race: Race) -> tuple[Trained, dict[float, float]]:
             ended_well(machine)
             losses[times] = last_rows(RunDir(there.folder / f"run-{times}").metrics)[-1]["val_loss"]
     return found, losses
+
+
+def by_itself(race: Race, *, batch: int) -> tuple[Trained, list[float]]:
+    """The best machine, as the others train, too; and the tokens per second of all."""
+    with place(race, rate=NO_LIMIT) as there:
+        there.limit()
+        for number, machine in enumerate(there.machines):
+            run = write_run(there.folder / f"run-{number}", race.text(batch=batch, steps=race.steps))
+            machine.start("train", str(run.path))
+        with there.meter() as meter:
+            ended_well(there.machines[race.best])
+        runs = [RunDir(there.folder / f"run-{number}") for number in range(len(race.cores))]
+        wait_for(lambda: all(rounds(run) for run in runs))
+        rates = [statistics.median(row["tokens_per_second"] for row in last_rows(run.metrics)) for run in runs]
+        return trained(runs[race.best], race, begun=0, batch=batch, meter=meter), rates
+
+
+def planned_seconds(race: Race, rates: Sequence[float], *, rate: str, steps: int) -> float:
+    """Of the whole run, by the plan. `rates`: of each machine with the whole batch. `steps`: of a round."""
+    config = configure(race.text(batch=race.batch, steps=race.steps))
+    work, most = measure(config, Path("/")).work, ceiling_bytes_per_second(rate) or math.inf
+    tokens = race.batch * race.length
+    machines = [
+        MachineSpec(
+            name=str(number),
+            tokens_per_second=each * (tokens + work.step_tokens) / tokens,
+            bytes_per_second=math.inf if number == race.best else most,
+        )
+        for number, each in enumerate(rates)
+    ]
+    crew = predict_crew(Crew(machines=machines, bytes_per_second=most), work, steps=steps, alone=max(rates))
+    return race.steps * tokens / crew.tokens_per_second
 
 
 def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None = None) -> Trained:
@@ -376,25 +404,35 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
 
 @dataclass(kw_only=True)
 class Seed:
-    """The trainings with one seed. `known`: by their names."""
+    """The trainings with one seed. `known`: by their names. `rates`: of each machine with the whole
+    batch, in tokens per second.
+    """
 
     race: Race
     results: dict[str, list[dict[str, Any]]]
     known: dict[str, Trained] = field(default_factory=dict)
+    rates: Sequence[float] = ()
 
     def run(self, chosen: Sequence[str], links: Mapping[str, str]) -> None:
         best, scale = alone(self.race)
         self._note("alone", {**asdict(best), "scale": scale})
         for name in chosen:
-            for link, rate in {"": NO_LIMIT}.items() if name == EXACT else links.items():
+            for link, rate in {"": NO_LIMIT}.items() if name in (EXACT, WHOLE) else links.items():
                 found = self._arm(name, rate)
                 self.known[name] = found
-                off = {"off": self._off(found)} if name in ("exact", "ddp") and EXACT in self.known else {}
-                times = times_longer(found.loss, scale) * best.seconds / found.seconds
-                self._note(f"{name}, {link}" if link else name, {**asdict(found), **off, "times": times})
+                more = {"times": times_longer(found.loss, scale) * best.seconds / found.seconds}
+                if name in ("exact", "ddp") and EXACT in self.known:
+                    more["off"] = self._off(found)
+                if self.rates and (name == "exact" or name.startswith("windows")):
+                    steps = int(name.rpartition(" ")[2]) if name != "exact" else 1
+                    more["planned"] = planned_seconds(self.race, self.rates, rate=rate, steps=steps) / found.seconds
+                self._note(f"{name}, {link}" if link else name, {**asdict(found), **more})
 
     def _arm(self, name: str, rate: str) -> Trained:
         race, exact = self.race, self.known.get(EXACT) if self.race.pace else None
+        if name == WHOLE:
+            found, self.rates = by_itself(race, batch=race.batch)
+            return found
         if name in ("exact", EXACT):
             return crew(race, [], rate=rate, loss=exact.loss if exact else None)
         if name == "ddp" and exact:

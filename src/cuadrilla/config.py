@@ -276,7 +276,7 @@ class CrewEngine(Section):
     """ray: all its workers are the ranks of one Ray Train run, which add up gradients by NCCL or Gloo."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
-    workers: Annotated[list[Speed], Field(max_length=64)] = [1.0]
+    workers: Annotated[list[Speed], Field(max_length=128)] = [1.0]
     """Relative speeds: for each, a worker process is started on this machine; [] only coordinates."""
     devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
     """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".

@@ -77,17 +77,6 @@ def test_the_death_of_the_last_worker_ends_the_run(tmp_path: Path) -> None:
     assert execute(tmp_path, RaggedRegression(), workers([1.0, 1.0])).complete
 
 
-def test_run_10_equals_run_5_and_resume_5(tmp_path: Path) -> None:
-    sets = ("train.steps=10", workers(UNEQUAL["three unequal"]), STRICT)
-    execute(tmp_path / "whole", RaggedRegression(), *sets)
-    first = execute(tmp_path / "parts", RaggedRegression(), *sets, stop_at=5)
-    assert (first.version, first.complete) == (5, False)
-    execute(tmp_path / "parts", RaggedRegression(), *sets)
-    assert final_sha256(tmp_path / "parts") == final_sha256(tmp_path / "whole")
-    whole, parts = (metrics(tmp_path / name) for name in ("whole", "parts"))
-    assert [(row["version"], row["loss"]) for row in parts] == [(row["version"], row["loss"]) for row in whole]
-
-
 def test_a_run_resumes_with_another_number_of_workers(tmp_path: Path, undisturbed: Path) -> None:
     for stop_at, crew in ((3, "one"), (5, "three unequal"), (0, "two equal")):
         execute(tmp_path, RaggedRegression(), STRICT, workers(UNEQUAL[crew]), stop_at=stop_at)

@@ -37,9 +37,9 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "prepare": "TEXTS --rounds 1 --processes 1",
     "recovery": "--faults 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
-    "throughput": "--unit-ms 20 40 --units 4 --rounds 1 --steps 1 --repeats 1 --rate 0",
+    "throughput": "--unit-ms 5 10 --units 8 --steps 1 --repeats 1 --rate 0",
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8,0.4 --batch 6 --length 16 --layers 1 --width 32 "
-    "--link 100mbit --pace 1 --only exact,~no~limit;windows~of~2;ddp",
+    "--link 100mbit --pace 1 --only alone,~whole~batch;exact,~no~limit;windows~of~2;ddp",
     "train": "--size micro --steps 3 --threads 1",
     "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
 }
