@@ -10,8 +10,9 @@ from typing import Any
 from optuna.storages import InMemoryStorage
 
 from cuadrilla.config import TuneSection
+from cuadrilla.jobs.executor import Ended
 from cuadrilla.tune.folder import SearchFolder
-from cuadrilla.tune.search import RunResult, Search, Trial
+from cuadrilla.tune.search import Search
 from cuadrilla.tune.space import Space
 
 SPACE: Mapping[str, Any] = {
@@ -33,7 +34,6 @@ class WrittenSearch:
 
     run: Path
     num_trials: int = 30
-    rungs: int = 2
 
     @property
     def folder(self) -> SearchFolder:
@@ -41,38 +41,35 @@ class WrittenSearch:
 
     def write(self, *, until: int = 10**9) -> SearchFolder:
         """With the first `until` runs; the next one has begun."""
-        told = {"space": SPACE, "sampler": "random", "rungs": self.rungs, "factor": 3, "trials": self.num_trials}
+        section = TuneSection.model_validate({"space": SPACE, "sampler": "random", "trials": self.num_trials})
         text = "[data]\nfolder = 'data'\n[train]\nsteps = 90\n"
-        section = TuneSection.model_validate(told)
-        steps = [STEPS // 3 ** (self.rungs - 1 - rung) for rung in range(self.rungs)]
         self.folder.path.mkdir(parents=True)
         search = Search(section, space=Space(section, text=text), storage=InMemoryStorage())
-        while (trial := search.next_trial()) is not None:
-            self.folder.write_jobs(search, at={trial.name: "place-1"}, steps=steps)
+        while (job := search.next_job()) is not None:
+            self.folder.write_jobs(search, at={job: "place-1"}, steps=STEPS)
             if until <= 0:
                 break
             until -= 1
-            found, length = result(trial), steps[trial.rung]
-            search.finish(trial, found)
-            self.folder.write_jobs(search, at={}, steps=steps)
-            write_run(self.folder, trial, found, length)
+            score = score_of(search, job)
+            reason = "the loss is not finite" if score is None else ""
+            search.finish(Ended(job=job, place="place-1", seconds=2.0, reason=reason), score=score)
+            self.folder.write_jobs(search, at={}, steps=STEPS)
+            if score is not None:
+                write_run(self.folder, job, score)
         return self.folder
 
 
-def result(trial: Trial) -> RunResult:
+def score_of(search: Search, job: str) -> float | None:
+    trial = search.trial(job)
     if trial.number % 7 == FAILS:
-        return RunResult(score=None, place="place-1", seconds=2.0, reason="the loss is not finite")
-    lr = float(trial.values["optim.lr"])
-    score = 4 + math.log(lr / 0.02) ** 2 / 4 + 0.02 * (trial.number % 5) - 0.5 * trial.rung
-    return RunResult(score=score, seconds=10.0 * 3**trial.rung, place="place-1")
+        return None
+    return 4 + math.log(trial.params["optim.lr"] / 0.02) ** 2 / 4 + 0.02 * (trial.number % 5)
 
 
-def write_run(folder: SearchFolder, trial: Trial, found: RunResult, steps: int) -> None:
+def write_run(folder: SearchFolder, job: str, score: float) -> None:
     """Its curve, every ten steps."""
-    if found.score is None:
-        return
-    run = folder.run(trial)
+    run = folder.run(job)
     run.path.mkdir(exist_ok=True)
-    points = [(step, found.score + 2 * (1 - step / steps)) for step in range(steps, 0, -10)]
-    rows = [{"version": step, "tokens": step * 1000, "val_loss": loss} for step, loss in sorted(points)]
+    points = [(step, score + 2 * (1 - step / STEPS)) for step in range(10, STEPS + 1, 10)]
+    rows = [{"version": step, "tokens": step * 1000, "val_loss": loss} for step, loss in points]
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

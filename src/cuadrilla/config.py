@@ -409,11 +409,8 @@ class TuneSection(Section):
     """Begin nothing after this time (0: no limit)."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides what is tried. The trials' own seeds are run.seed."""
-    rungs: Annotated[int, Field(ge=1, le=8)] = 1
-    """1: every trial trains to the end. More: trials begin with short runs, and only the best go on to a longer one
-    (successive halving, ASHA)."""
-    factor: Annotated[int, Field(ge=2, le=16)] = 4
-    """A rung's runs are so many times as long as those of the rung before, and one in so many gets there."""
+    prune: bool = False
+    """Stop a trial that is worse than the median of the others at the same part of its run."""
     metric: str = ""
     """What decides, as metrics.jsonl calls it (empty: val_bits_per_byte, or val_loss)."""
     maximize: bool = False

@@ -100,7 +100,7 @@ def test_a_queue_that_is_handed_out(
 def search(tmp_path: Path) -> Iterator[ShownDashboard]:
     """Of a run that has one."""
     WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=5).write()
-    WrittenSearch(run=tmp_path / "casa", num_trials=8, rungs=1).write(until=6)
+    WrittenSearch(run=tmp_path / "casa", num_trials=8).write(until=6)
     with shown(tmp_path / "casa") as dashboard:
         yield dashboard
 

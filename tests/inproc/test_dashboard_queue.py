@@ -64,7 +64,7 @@ def test_without_a_queue(tmp_path: Path) -> None:
 def test_a_search_beside_its_run(tmp_path: Path) -> None:
     """Its trials are not in the list of runs, and each can be looked at."""
     WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2).write()
-    search = WrittenSearch(run=tmp_path / "casa", num_trials=3, rungs=1).write()
+    search = WrittenSearch(run=tmp_path / "casa", num_trials=3).write()
     for place in (tmp_path / "casa", search.path):
         with shown(place) as dashboard:
             assert keys(dashboard)[-1] == "casa/tune"

@@ -23,8 +23,6 @@ TUNE = """every_steps = 20
 [tune]
 sampler = "random"
 trials = 4
-rungs = 2
-factor = 2
 seed = 3
 [tune.space]
 optim.lr = {low = 0.0001, high = 0.1, log = true}

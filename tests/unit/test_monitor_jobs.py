@@ -53,7 +53,7 @@ def test_a_queue(tmp_path: Path, queue: RunQueue) -> None:
 
 
 def test_a_search(tmp_path: Path) -> None:
-    search = WrittenSearch(run=tmp_path, num_trials=6, rungs=1).write(until=5)
+    search = WrittenSearch(run=tmp_path, num_trials=6).write(until=5)
     with FolderLock(search.lock, purpose="a test"):
         now = open_run(search.path).data(now=1e9)
     jobs = {job["name"]: job for job in now["jobs"]}

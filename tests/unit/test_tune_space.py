@@ -123,11 +123,6 @@ def test_a_bad_space_is_refused(text: str, said: str) -> None:
     assert refused.value.hint
 
 
-def test_with_rungs_the_length_is_not_chosen() -> None:
-    with pytest.raises(ConfigError, match="the rungs decide the length"):
-        space_of("train.steps = {low = 1, high = 8}", more="rungs = 2")
-
-
 def test_a_grid_needs_steps() -> None:
     with pytest.raises(ConfigError, match="a grid needs choices, or a step"):
         space_of("optim.lr = {low = 0.1, high = 0.2}").grid()

@@ -20,9 +20,8 @@ from cuadrilla.rundir import typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.executor import Executor
+    from cuadrilla.jobs.executor import Ended, Executor
     from cuadrilla.tune.run import Searching
-    from cuadrilla.tune.search import RunResult, Trial
 
 SHOWN_BEST = 5
 
@@ -77,35 +76,31 @@ def tune(
 
 
 def _tell_begin(searching: "Searching") -> None:
-    search, section = searching.search, searching.base.section
+    search, section = searching.search, searching.section
     say(
-        "search     {number} trials of {settings} settings by {sampler}, in {folder}",
+        "search     {number} trials of {settings} settings by {sampler}, of {steps:,} steps each, in {folder}",
         number=search.num_trials,
         settings=len(section.space),
         sampler=section.sampler,
+        steps=searching.num_steps,
         folder=typed(searching.folder.path),
     )
-    if section.rungs > 1:
-        steps = ", ".join(f"{steps:,}" for steps in searching.rung_steps)
-        say("rungs      runs of {steps} steps; one in {factor} goes on", steps=steps, factor=section.factor)
-    else:
-        say("runs       of {steps:,} steps each", steps=searching.rung_steps[0])
     if search.ended:
         say("resumed    {number} trials are finished", number=len(search.ended))
 
 
-def _tell_end(searching: "Searching", trial: "Trial", found: "RunResult") -> None:
+def _tell_end(searching: "Searching", ended: "Ended", score: float | None) -> None:
     from cuadrilla.tune.folder import describe
+    from cuadrilla.tune.search import job_of
 
     search, seconds = searching.search, searching.seconds_left()
     left = Message("measuring how long it takes")
-    score = "" if found.score is None else f"{found.score:.4f}"
     say(
         "{name}   {outcome}{mark}   {values}   ({done} of {most}, {left})",
-        name=trial.name,
-        outcome=score or Message("failed: {reason}", reason=found.reason),
-        mark=Message("  best so far") if search.best is trial else "",
-        values=describe(trial.values),
+        name=ended.job,
+        outcome=Message("failed: {reason}", reason=ended.reason) if score is None else f"{score:.4f}",
+        mark=Message("  best so far") if search.best and job_of(search.best) == ended.job else "",
+        values=describe(search.trial(ended.job).params),
         done=len(search.ended),
         most=search.num_trials,
         left=left if seconds is None else Message("about {time} more", time=in_words(seconds)),
@@ -118,6 +113,8 @@ def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _report(searching: "Searching") -> None:
     """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
+    from cuadrilla.tune.search import job_of
+
     rows = searching.table()
     emit_table(rows if options.json else list(map(_readable, rows[:SHOWN_BEST])))
     search, best = searching.search, searching.search.best
@@ -125,9 +122,8 @@ def _report(searching: "Searching") -> None:
         say("\nall trials that have ended have failed; the reasons stand above")
     elif best is None:
         say("\nno trial has finished yet")
-    elif best.rung == searching.base.section.rungs:
-        say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(best).path))
-    if best is not None:
+    else:
+        say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(job_of(best)).path))
         run = typed(searching.folder.best.path)
         say("      cuadrilla train {run}    (a run of its own with these settings)", run=run)
     if searching.stop.is_set():

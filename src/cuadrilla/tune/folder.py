@@ -6,15 +6,17 @@ t0003/          the run directory of trial 3
 best/run.toml   the best so far, as a run of its own: `cuadrilla train tune/best`
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cuadrilla.rundir import RunDir, write_json
-from cuadrilla.tune.search import Search, Trial
-from cuadrilla.tune.space import Values
+from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 
 JOBS = "jobs.json"
+STATES = {"COMPLETE": "complete", "FAIL": "failed", "PRUNED": "stopped"}
+"""Of trials that have ended."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +37,27 @@ class SearchFolder:
     def lock(self) -> Path:
         return self.path / "lock"
 
-    def run(self, trial: Trial) -> RunDir:
-        return RunDir(self.path / trial.name)
+    def run(self, job: str) -> RunDir:
+        return RunDir(self.path / job)
 
-    def write_jobs(self, search: Search, *, at: Mapping[str, str], steps: Sequence[int]) -> None:
-        """`at`: the places of those that run now. `steps`: of a run at each rung."""
-        rows = []
-        for trial in search.trials:
-            last = trial.results[-1] if trial.results else None
-            is_over = search.is_over(trial)
-            if is_over:
-                state = "failed" if trial.score is None else "complete"
-            else:
-                state = "running" if trial.name in at else "waiting"
-            rows.append(
-                {
-                    "name": trial.name,
-                    "values": describe(trial.values),
-                    "state": state,
-                    "steps": steps[trial.rung - is_over],
-                    "machine": at.get(trial.name, last.place if last else ""),
-                    "score": trial.score,
-                    "reason": last.reason if last else "",
-                }
-            )
+    def write_jobs(self, search: Search, *, at: Mapping[str, str], steps: int) -> None:
+        """`at`: the places of those that run now. `steps`: of a run."""
+        rows = [
+            {
+                "name": (job := job_of(trial)),
+                "values": describe(trial.params),
+                "state": STATES.get(trial.state.name, "running" if job in at else "waiting"),
+                "steps": steps,
+                "machine": at.get(job, trial.user_attrs.get(PLACE, "")),
+                "score": score_of(trial),
+                "reason": trial.user_attrs.get(REASON, ""),
+            }
+            for trial in search.trials
+        ]
         write_json(self.path / JOBS, {"jobs": rows}, private=True)
 
 
-def describe(values: Values) -> str:
+def describe(values: Mapping[str, Any]) -> str:
     """A combination in one line, short."""
     return "  ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()

@@ -20,7 +20,6 @@ Values = dict[str, Scalar]
 """Chosen values by section.key."""
 
 NOT_SEARCHED = ("tune.", "engine.", "alarm.", "checkpoint.", "schema", "task.kind", "sync.")
-LENGTHS = ("train.tokens", "train.epochs", "train.steps")
 MAX_COMBINATIONS = 10_000
 
 
@@ -37,9 +36,6 @@ class Space:
             if key.startswith(NOT_SEARCHED):
                 hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
                 raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
-            if key in LENGTHS and section.rungs > 1:
-                hint = "leave out one of the two"
-                raise ConfigError("tune.space.{key}: with rungs, the rungs decide the length", key=key, hint=hint)
         self._text, self._sets = text, sets
         self.dimensions = dict(sorted(section.space.items(), key=lambda named: not _is_kind(named[0])))
         kinds = [[(key, value) for value in each.choices] for key, each in self.dimensions.items() if _is_kind(key)]
