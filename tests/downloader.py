@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.data.get import web
-from cuadrilla.data.get.download import DownloadRequest, Fetched, fetch
+from cuadrilla.data import web
+from cuadrilla.data.download import DownloadRequest, Fetched, fetch
 from cuadrilla.data.prepare import no_progress
 
 TEXT = random.Random(0).randbytes(300_000).hex().encode()

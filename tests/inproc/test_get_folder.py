@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.data.get import web
-from cuadrilla.data.get.record import RECORD
+from cuadrilla.data import web
 from cuadrilla.data.options import PrepareOptions
 from cuadrilla.data.prepare import prepare
+from cuadrilla.data.record import RECORD
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock
 from tests.conftest import SMALL_DISK_BYTES
@@ -25,7 +25,7 @@ def test_hashes(server, pull):
     with pytest.raises(DataError, match=f"has SHA-256 {sha256}"):
         pull(url, sha256="0" * 64)
     assert pull.names() == set()
-    assert pull(url, sha256=sha256).records[0].vouched_by == "option"
+    assert pull(url, sha256=sha256).records[0].sha256 == sha256
 
 
 def test_a_file_that_was_changed_is_named(server, pull):
@@ -103,8 +103,8 @@ def test_licences_reach_the_manifest(server, pull, tmp_path):
     expected = {
         "a.txt": "CC0 1.0",
         "b.txt": "Project Gutenberg License",
-        "c.txt": "PDM ? 1.0",
-        "d.txt": "PDM ? 1.0",
+        "c.txt": "PDM \\ud800\\n1.0",
+        "d.txt": "PDM \\ud800\\n1.0",
         "kept.zip": "CC BY 4.0, Project Gutenberg License",
         "mine.txt": "unknown",
     }

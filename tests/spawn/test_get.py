@@ -82,7 +82,7 @@ def test_results(server, tmp_path):
     done = get(url, "--sha256", sha256.upper(), "--json", "--to", "textos", cwd=tmp_path)
     (row,) = json.loads(done.stdout)
     assert row == {
-        "file": "textos/quijote.txt", "bytes": len(TEXT), "sha256": sha256, "vouched_by": "option",
+        "file": "textos/quijote.txt", "bytes": len(TEXT), "sha256": sha256,
         "licence": "unknown", "state": "fetched", "folder": "textos", "url": url,
     }  # fmt: skip
     assert "--sha256" in get("--help", cwd=tmp_path).stdout

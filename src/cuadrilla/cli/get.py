@@ -1,4 +1,4 @@
-"""`cuadrilla data get`: corpora from the catalogue, the web, object stores and the Hugging Face hub."""
+"""`cuadrilla data get`: corpora from the catalogue, the web and the Hugging Face hub."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:  # the other verbs of `data` do without HTTP
-    from cuadrilla.data.get.download import Fetched
+    from cuadrilla.data.download import Fetched
 
 MAX_ROWS = 20
 
@@ -22,7 +22,7 @@ def get_command(
         list[str] | None,
         typer.Argument(
             metavar="NAME|ADDRESS",
-            help="Names from the catalogue (--list), https:// addresses, s3:// and other stores, hf:OWNER/NAME/FOLDER.",
+            help="Names from the catalogue (--list), https:// addresses, hf:OWNER/NAME/FOLDER.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
@@ -37,8 +37,8 @@ def get_command(
         return
     if not names:
         raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
-    from cuadrilla.data.get.catalogue import resolve
-    from cuadrilla.data.get.download import fetch
+    from cuadrilla.data.catalogue import resolve
+    from cuadrilla.data.download import fetch
 
     wanted = [each for name in names for each in resolve(name, sha256=sha256.strip().lower())]
     try:
@@ -54,7 +54,7 @@ def get_command(
 
 
 def _show_catalogue() -> None:
-    from cuadrilla.data.get.catalogue import CATALOGUE
+    from cuadrilla.data.catalogue import CATALOGUE
 
     if options.json:
         keys = ("name", "what", "address", "licence", "about_bytes", "size", "inside")
@@ -82,7 +82,6 @@ def _row(fetched: "Fetched") -> dict[str, Any]:
         "file": f"{len(others) + 1:,} files" if others else str(fetched.folder / first.name),
         "bytes": num_bytes if options.json else f"{num_bytes:,}",
         "sha256": first.sha256 if options.json else first.sha256[:12],
-        "vouched_by": first.vouched_by,
         "licence": first.licence,
         "state": "already there" if fetched.already else "fetched",
     }

@@ -28,8 +28,8 @@ from cuadrilla.data.cuentos import stories
 from cuadrilla.data.formats import records, tei
 from cuadrilla.data.formats.encoding import HEAD_BYTES, decoded, detect
 from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, members, opened
-from cuadrilla.data.get.record import RECORD, UNKNOWN, licences
 from cuadrilla.data.reading import Log, Reading
+from cuadrilla.data.record import RECORD, UNKNOWN, licences
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256

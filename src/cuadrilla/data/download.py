@@ -15,20 +15,19 @@ import shutil
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from cuadrilla.data.get import web
-from cuadrilla.data.get.record import FIRST_USE, RECORD, UNKNOWN, DownloadRecord, Records, one_line
-from cuadrilla.data.get.store import copy_from_store
-from cuadrilla.data.get.web import Part, Progress
+from cuadrilla.data.record import RECORD, UNKNOWN, DownloadRecord, read_records
+from cuadrilla.data.web import Part, Progress, Report, receive
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, storage_errors
+from cuadrilla.printable import one_line
+from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, storage_errors, write_json
 
-WEB_SCHEMES = ("http://", "https://")
 MAX_NAME = 150
+MAX_LICENCE = 200
 _NOT_IN_NAMES = re.compile(r"[^\w .,;()+=&'!@#$%~\[\]{}-]")
 
 
@@ -43,7 +42,8 @@ class DownloadRequest:
     subfolder: str = ""
     licence: str = UNKNOWN
     sha256: str = ""
-    vouched_by: str = "option"
+    token: str = field(default="", repr=False)
+    """Of the hub's account; sent to the host of `url` only."""
     inside: str = ""
     """The folder in a zip archive of which the files are wanted; empty to keep the file as it is."""
 
@@ -58,28 +58,23 @@ class Fetched:
     """It was there before, and its hash is right."""
 
 
-def fetch(
-    wanted: DownloadRequest, *, to: Path, progress: Progress, report: Callable[[str], object] = lambda _text: None
-) -> Fetched:
+def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Report = lambda _text: None) -> Fetched:
     """Bring one file to `to`, or find it there.
 
-    Raises LinkError when the origin does not give it, DataError when it gives something else, ResourceError for the
+    Raises LinkError when the server does not give it, DataError when it gives something else, ResourceError for the
     disk, ConfigError when another process fetches to `to`.
     """
     folder = to / wanted.subfolder
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder / ".lock", purpose="`cuadrilla data get`"):
-        records = Records(folder)
-        here = records.present(wanted.url)
+        records = read_records(folder)
+        here = _present([row for row in records if row.url == wanted.url], folder)
         if here and wanted.sha256 in ("", *(row.sha256 for row in here)):
             return Fetched(records=here, folder=folder, already=True)
         part = Part(folder, url=wanted.url)
         try:
-            if wanted.url.startswith(WEB_SCHEMES):
-                name = web.receive(wanted.url, part, progress=progress, report=report)
-            else:
-                name = copy_from_store(wanted.url, part, progress=progress)
+            name = receive(wanted.url, part, token=wanted.token, progress=progress, report=report)
             rows = _settle(wanted, part.path, records, folder=folder, name=safe_name(wanted.name or name))
         except BaseException as failure:
             if isinstance(failure, DataError) or not part.validator:  # it is wrong, or cannot be gone on from
@@ -89,8 +84,23 @@ def fetch(
     return Fetched(records=rows, folder=folder, already=False)
 
 
+def _present(rows: list[DownloadRecord], folder: Path) -> list[DownloadRecord]:
+    """The same records if all their files are here. Raises DataError if one has changed since."""
+    if not all((folder / row.name).is_file() for row in rows):
+        return []
+    for row in rows:
+        path = folder / row.name
+        if file_sha256(path) != row.sha256:
+            raise DataError(
+                "{path} is not what was fetched: it was changed or damaged",
+                path=path,
+                hint="delete it and run the same command to fetch it again",
+            )
+    return rows
+
+
 def _settle(
-    wanted: DownloadRequest, part: Path, records: Records, *, folder: Path, name: str
+    wanted: DownloadRequest, part: Path, records: list[DownloadRecord], *, folder: Path, name: str
 ) -> Sequence[DownloadRecord]:
     """Check and record it, then give the file its name, or those of what it holds."""
     sha256 = file_sha256(part)
@@ -104,23 +114,30 @@ def _settle(
             hint="the download was discarded; this is not the file you want",
         )
     unpacked = part.with_suffix(".unpacked")
+    own = {row.name for row in records if row.url == wanted.url}
     try:
         files = _unpacked(part, unpacked, inside=wanted.inside) if wanted.inside else {name: part}
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        rows = []
-        for each, path in files.items():
-            records.claim(each, url=wanted.url)
-            row = DownloadRecord(
+        for each in files.keys() - own:
+            if (folder / each).exists():
+                raise DataError(
+                    "{path} is already there, and did not come from {url}",
+                    path=folder / each,
+                    url=wanted.url,
+                    hint="move it away, or choose another folder with --to",
+                )
+        rows = [
+            DownloadRecord(
                 url=wanted.url,
                 name=each,
-                licence=one_line(wanted.licence),
+                licence=one_line(wanted.licence, most=MAX_LICENCE),
                 num_bytes=path.stat().st_size,
                 sha256=file_sha256(path) if wanted.inside else sha256,
-                vouched_by=wanted.vouched_by if wanted.sha256 else FIRST_USE,
-                date=date,
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
             )
-            rows.append(row)
-        records.put(wanted.url, rows)
+            for each, path in files.items()
+        ]
+        others = [row for row in records if row.url != wanted.url]
+        write_json(folder / RECORD, {"files": [asdict(row) for row in [*others, *rows]]})
         with storage_errors(folder):
             for each, path in files.items():
                 os.replace(path, folder / each)

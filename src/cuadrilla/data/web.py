@@ -1,4 +1,4 @@
-"""HTTP and HTTPS by httpx: a file in as many tries as it takes, each going on where the last one was cut.
+"""A file by HTTP or HTTPS, in as many tries as it takes, each going on where the last one was cut.
 
 A try goes on only from what a validator (a strong ETag, else the date of the last change; RFC 9110, 13 and 14) says is
 still the same file. Certificates are verified by what the system trusts (a company's own authority included;
@@ -28,6 +28,7 @@ _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, bytes done, bytes in all or 0)."""
+Report = Callable[[str], object]
 
 
 class Part:
@@ -54,13 +55,16 @@ class Part:
         self._tag.unlink(missing_ok=True)
 
 
-def receive(url: str, part: Part, *, progress: Progress, report: Callable[[str], object]) -> str:
-    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError."""
+def receive(url: str, part: Part, *, token: str = "", progress: Progress, report: Report) -> str:
+    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError.
+
+    `token` is sent to the address's own host only.
+    """
     tries = 0
     while True:
         before = part.num_bytes
         try:
-            return _try(url, part, progress=progress)
+            return _try(url, part, token=token, progress=progress)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             reason = str(error) or type(error).__name__
             tries = 1 if part.num_bytes > before else tries + 1
@@ -78,9 +82,11 @@ def receive(url: str, part: Part, *, progress: Progress, report: Callable[[str],
         sleep(2.0**tries)
 
 
-def _try(url: str, part: Part, *, progress: Progress) -> str:
+def _try(url: str, part: Part, *, token: str, progress: Progress) -> str:
     start = part.num_bytes
     headers = {"User-Agent": f"cuadrilla/{__version__}", "Accept-Encoding": "identity"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     if start:
         headers |= {"Range": f"bytes={start}-", "If-Range": part.validator}
     with (

@@ -1,1 +1,0 @@
-"""Corpora from elsewhere: the web, object stores, the Hugging Face hub."""
