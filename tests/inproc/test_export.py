@@ -91,6 +91,13 @@ def test_a_folder_with_other_things_is_left_alone(language: RunDir, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_without_a_name_it_has_the_runs(language: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    export_hf(language.path)
+    export_gguf(language.path)
+    assert {path.name for path in tmp_path.iterdir()} == {"run-hf", "run.gguf"}
+
+
 def test_what_a_killed_export_left_is_no_obstacle(language: RunDir, tmp_path: Path) -> None:
     (tmp_path / ".model.safetensors.123.tmp").write_text("half")
     export_hf(language.path, to=tmp_path)

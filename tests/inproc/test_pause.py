@@ -77,6 +77,11 @@ def test_twice_and_once_too_often(home: Home, types: Type) -> None:
     assert (home.is_paused, home.paused_nodes) == (False, frozenset())
 
 
+def test_without_a_crew_there_is_nothing_to_pause(tmp_path: Path) -> None:
+    done = cuadrilla("pause", env=os.environ | {"CUADRILLA_HOME": str(tmp_path)})
+    assert (done.returncode, "works for no crew" in done.stderr, Home(tmp_path).is_paused) == (5, True, False)
+
+
 def test_a_name_that_was_given_up_waits_no_more(home: Home, types: Type) -> None:
     assert types("pause", "ana").returncode == 0
     assert types("kick", "ana").returncode == 0

@@ -28,7 +28,7 @@ from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
-SHORT_DEMO = ("--steps", "24", "--stories", "1500")
+SHORT_DEMO = ("--steps", "24")
 
 
 def commands(readme: str) -> list[list[str]]:

@@ -9,16 +9,15 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from typer.main import get_command
 
 from cuadrilla import messages
 from cuadrilla.cli import data, output
-from cuadrilla.cli.app import command_line, run, translate_help
+from cuadrilla.cli.app import command_line, run
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
 from cuadrilla.data.formats.files import ACCEPTED
@@ -211,35 +210,6 @@ def test_the_help_of_a_command_in_spanish(
             spanish = translated(text, SPANISH)
             assert words(spanish) in said
             assert words(text) not in said or spanish == text
-
-
-@pytest.mark.parametrize(
-    ("limits", "english", "spanish"),
-    [
-        ({"min": 0}, "<int> [0 or more]", "<int> [0 o más]"),
-        ({"max": 9}, "<int> [9 or less]", "<int> [9 o menos]"),
-        ({"min": 1, "max": 64}, "<int> [1 to 64]", "<int> [de 1 a 64]"),
-        ({"min": 1, "metavar": "SECONDS"}, "SECONDS [1 or more]", "SECONDS [1 o más]"),
-        ({}, "<int>", "<int>"),
-    ],
-)
-def test_a_range_is_in_words_and_still_checked(
-    limits: dict[str, Any], english: str, spanish: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def command(number: Annotated[int, typer.Option(**limits)] = 5) -> None: ...
-
-    for reads, shown_as in ((ENGLISH, english), (SPANISH, spanish)):
-        made = get_command(app)
-        translate_help(made, reads)
-        made(["--help"], standalone_mode=False)
-        assert f"--number {shown_as} [default: 5]" in words(capsys.readouterr().out)
-        if limits:
-            outside = limits.get("min", 10) - ("min" in limits)
-            with pytest.raises(Exception, match="Input should be"):
-                made([f"--number={outside}"], standalone_mode=False)
 
 
 def test_the_panels_and_lines_of_the_list_in_spanish(

@@ -87,8 +87,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("columns", [None, 75, 40])
-def test_what_does_not_fit_follows_its_row_and_a_pipe_has_whole_lines(
+@pytest.mark.parametrize("columns", [None, 75])
+def test_a_table_fits_a_terminal_and_a_pipe_has_whole_lines(
     monkeypatch: pytest.MonkeyPatch, columns: int | None
 ) -> None:
     monkeypatch.setattr(options, "json", False)
@@ -96,19 +96,8 @@ def test_what_does_not_fit_follows_its_row_and_a_pipe_has_whole_lines(
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", str(columns))
-    emit_table(ROWS, folded=("device", "said"), least_folded=20)
+    emit_table(ROWS, folded=("device", "said"))
     lines = stdout.written().decode().splitlines()
-    if columns == 40:
-        assert [line.rstrip() for line in lines] == [
-            "node  share",
-            "ana   61%",
-            "    device: cuda NVIDIA GeForce RTX 3060",
-            "    said: using bfloat16 (CUDA, 8.6)",
-            "luis",
-            "    said: left: [red]cannot reach",
-            "    192.168.1.50:47470",
-        ]
-        return
     assert lines[0].split() == ["node", "device", "share", "said"]
     assert lines[1].startswith("ana   cuda NVIDIA GeForce")
     assert len(lines) == (3 if columns is None else 4)

@@ -1,12 +1,10 @@
-"""What one sees of a training that takes long: a line within a step, and what all of it will take."""
+"""What one sees of a training that takes long: a line within a step."""
 
 import pytest
 import torch
 
 from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
-from cuadrilla.cli.train import name_smaller
 from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.runfile import resolve
 from cuadrilla.train.loop import WorkerSettings, most_sequences
 from cuadrilla.train.precision import PASS_TOKENS, choose_precision
 from tests.tasks import RaggedRegression
@@ -37,46 +35,10 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
     clock.now = 60.0
     sink.log(1, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
-    assert capsys.readouterr().err.startswith("time       about 10 minutes at this speed\nstep 1/10  loss 2.000")
+    assert capsys.readouterr().err.startswith("step 1/10  loss 2.000")
     clock.now = 60.0 + LINE_SECONDS
     sink.working(2, 1 / 6)
     assert capsys.readouterr().err == "step 2/10  17 % done in 10 s  ETA 8:50\n"
-
-
-@pytest.mark.parametrize(
-    ("done", "step", "seconds", "expected"),
-    [
-        (0, 1, 20, "about 6 hours at this speed; less is more"),
-        (900, 950, 60, "about 2 minutes at this speed; less is more"),
-        (0, 500, 25, ""),  # the whole is a matter of seconds
-    ],
-)
-def test_what_the_whole_will_take_is_said_once(
-    capsys: pytest.CaptureFixture[str], done: int, step: int, seconds: float, expected: str
-) -> None:
-    clock = Clock()
-    sink = ProgressSink(
-        total_versions=1000, done=done, total_tokens=1000, advise=lambda _: "; less is more", clock=clock
-    )
-    # A crew that has waited for its workers: that time is no work.
-    for clock.now, made in ((5000.0, done), (5000.0 + seconds, step), (5001.0 + seconds, step)):
-        sink.log(made, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("time")]
-    assert said == ([f"time       {expected}"] if expected else [])
-
-
-@pytest.mark.parametrize(
-    ("sets", "seconds", "expected"),
-    [
-        (['model.preset="mini"'], 9 * 3600, " (gpt2-micro about 15 minutes: cuadrilla new NAME --preset gpt2-micro)"),
-        (['model.preset="mini"'], 600, ""),
-        (['model.preset="micro"'], 9 * 3600, ""),
-        (['model.preset="mini"', 'model.init="model"'], 9 * 3600, ""),
-    ],
-)
-def test_where_a_run_takes_hours_a_smaller_model_is_named(sets: list[str], seconds: float, expected: str) -> None:
-    config = resolve("[data]\nfolder = 'data'\n[train]\ntokens = 20000000", name="run.toml", sets=sets).config
-    assert name_smaller(config, 20_000_000, seconds) == expected
 
 
 @pytest.mark.parametrize(

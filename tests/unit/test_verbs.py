@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.main import get_command
 
-from cuadrilla.cli.app import command_line
-from cuadrilla.cli.verbs import VERBS
+from cuadrilla.cli.app import command_line, run
+from cuadrilla.cli.verbs import INSTEAD, VERBS
 
 pytestmark = pytest.mark.unit
 
@@ -27,6 +27,23 @@ def test_a_verb_that_is_called_comes_alone(verb: str) -> None:
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("trian",), ("trian", "train")])
 def test_all_verbs_otherwise(arguments: tuple[str, ...]) -> None:
     assert verbs(*arguments) == set(VERBS)
+
+
+@pytest.mark.parametrize("word", INSTEAD)
+def test_a_word_of_another_program_names_the_command(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cuadrilla", word])
+    assert (run(), INSTEAD[word].split()[0] in VERBS) == (2, True)
+    assert f"hint: cuadrilla {INSTEAD[word]}\n" in capsys.readouterr().err
+
+
+def test_help_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["cuadrilla", "help", "kick"])
+    assert run() == 0
+    said = capsys.readouterr().out
+    assert "Remove a machine" in said
+    assert "--json, --debug and --lang" in said
 
 
 def test_the_list_knows_the_commands_without_importing_them() -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from cuadrilla.cli.output import options, report_error, say
-from cuadrilla.cli.verbs import VERBS
+from cuadrilla.cli.verbs import INSTEAD, VERBS
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
 from cuadrilla.host.memory import keep_freed_memory
@@ -30,6 +30,7 @@ from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
+EVERYWHERE = Message("--json, --debug and --lang en|es go with every command.")
 log = logging.getLogger(__name__)
 
 
@@ -110,6 +111,11 @@ def run() -> int:
     """Run the command of `sys.argv`; its exit code."""
     try:
         arguments = _without_global_flags(sys.argv[1:])
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
+        elif arguments and arguments[0] in INSTEAD:
+            hint = "cuadrilla {instead}"
+            raise ConfigError("no command {word}", word=arguments[0], hint=hint, instead=INSTEAD[arguments[0]])
         command = typer.main.get_command(command_line(arguments or _completed()))
         translate_help(command, language())
         command(arguments)
@@ -160,24 +166,10 @@ def translate_help(command: Any, reads: str) -> None:
         for name in ("help", "rich_help_panel"):
             if text := getattr(part, name, None):
                 setattr(part, name, translated(inspect.cleandoc(text), reads))
-        if words := _range_in_words(part, reads):
-            kind = part.metavar or f"<{part.type_descriptor.ranged_type_name}>"
-            part.metavar = f"{kind} [{words}]"
-            part.min = part.max = None  # or Typer shows them too, as `1<=x<=64`; what checks a value has its own
+    if not getattr(command, "commands", None):
+        command.epilog = translated(EVERYWHERE, reads)
     for inner in getattr(command, "commands", {}).values():
         translate_help(inner, reads)
-
-
-def _range_in_words(option: Any, reads: str) -> str:
-    match getattr(option, "min", None), getattr(option, "max", None):
-        case None, None:
-            return ""
-        case least, None:
-            return Message("{least} or more", least=least).in_language(reads)
-        case None, most:
-            return Message("{most} or less", most=most).in_language(reads)
-        case least, most:
-            return Message("{least} to {most}", least=least, most=most).in_language(reads)
 
 
 def _report_unforeseen(error: Exception) -> int:

@@ -109,9 +109,6 @@ def demo(
             help="How many steps to train. With only a few steps the model learns nothing, but every part is shown.",
         ),
     ] = STEPS,
-    stories: Annotated[
-        int | None, typer.Option(min=200, help="How many built-in stories to train on (default: as needed).")
-    ] = None,
 ) -> None:
     """Train a small Spanish GPT-2 on built-in stories, evaluate it and read what it writes (3 to 5 minutes)."""
     began = time.monotonic()
@@ -121,7 +118,7 @@ def demo(
     if not run.run_file.exists():
         write_atomic(run.run_file, RUN_FILE.format(steps=steps, batch=BATCH, speeds=SPEEDS))
     resolved = read_run_file(run.run_file)  # of the first time, if this goes on
-    stories = stories or max(MIN_STORIES, STORIES_PER_STEP * resolved.config.train.steps)
+    stories = max(MIN_STORIES, STORIES_PER_STEP * resolved.config.train.steps)
     say("1/4 data        {stories:,} built-in stories, tokenizer of {size:,}", stories=stories, size=VOCABULARY)
     with shown_progress() as progress:
         prepared = prepare(

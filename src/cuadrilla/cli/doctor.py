@@ -44,13 +44,11 @@ def doctor(
     timeout: Annotated[
         float, typer.Option(min=0.1, max=600, help="Seconds to wait for a driver that does not answer.")
     ] = DEVICES_SECONDS,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Examine this machine: its devices, what will go wrong when it trains, and the command that repairs it.
 
     Changes nothing. Exit code 3 if something is broken; 0 if all is well, or there are warnings only.
     """
-    options.json = options.json or as_json
     head = Address.parse(address) if address else None
     here = this_machine(port=port, devices_seconds=timeout)
     looking = itertools.chain(examine(here), _way(head) if head else ())

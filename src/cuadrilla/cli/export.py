@@ -27,15 +27,14 @@ def group() -> None:
 @app.command("hf")
 def export_hf(
     run: Run,
-    to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
+    to: Annotated[Path | None, typer.Option("--to", help="The folder to write (default: RUN-hf, here).")] = None,
     newest: Newest = False,
-    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """A folder that Hugging Face's transformers opens, with a model card."""
     from cuadrilla.model.hf import FILES, save_hf
     from cuadrilla.train.card import model_card
 
-    options.json |= json
+    to = to or Path(f"{run.resolve().name}-hf")
     there = sorted(path.name for path in to.iterdir()) if to.is_dir() else []
     strange = [name for name in there if name not in (*FILES, CARD) and not name.startswith(".")]
     if strange:
@@ -49,16 +48,17 @@ def export_hf(
 @app.command("gguf")
 def export_gguf(
     run: Run,
-    to: Annotated[Path, typer.Option("--to", help="The file to write; its name ends in .gguf.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file to write; its name ends in .gguf (default: RUN.gguf, here).")
+    ] = None,
     f16: Annotated[bool, typer.Option("--f16", help="Store the matrices in half precision (half the bytes).")] = False,
     newest: Newest = False,
-    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
     from cuadrilla.train.card import licences, num_parameters
 
-    options.json |= json
+    to = to or Path(f"{run.resolve().name}.gguf")
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")

@@ -5,18 +5,25 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import tomli_w
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.config import SCHEMA, ModelSection
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.newrun import seen_from
 from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import dump, literal, read_run_file
+from cuadrilla.runfile import dump, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
 
 MODEL_FOLDER = "model"
+HEAD = """\
+# A run of cuadrilla that begins with imported weights: `init` is read once, when the run begins. Its data are prepared
+# with `cuadrilla data prepare --tokenizer model/tokenizer.json`; the learning rate is low, so that what is known stays.
+# `cuadrilla train --explain-config` explains every key.
+"""
 
 
 def import_model(
@@ -30,13 +37,11 @@ def import_model(
     trust: Annotated[
         bool, typer.Option("--trust", help="Read a pickle (.bin, .pt); it may hold tensors only.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Make a run that continues from a model that others have trained: train, evaluate, generate and export it."""
     from cuadrilla.model.pretrained import TOKENIZER, read_pretrained, save_pretrained
 
     data = seen_from(to, data)
-    options.json |= json
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError("{to} exists", to=to, hint="choose another name")
     found = read_pretrained(source, trust=trust)
@@ -80,46 +85,17 @@ def _is_prepared(data: Path, tokenizer: Path) -> bool:
         return False
 
 
-def _peculiarities(shape: "GPT2Config") -> str:
-    """Lines for what a plain GPT-2 has otherwise."""
-    from cuadrilla.config import ModelSection
-
-    names = ("inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied")
-    given = {name: getattr(shape, name) for name in names if getattr(shape, name) != getattr(ModelSection(), name)}
-    return "".join(f"{name} = {str(value).lower()}\n" for name, value in given.items())
-
-
 def run_file_text(shape: "GPT2Config", *, data: str) -> str:
-    """A commented run file that continues training a model of these sizes."""
-    folder = literal(data.replace("\\", "/"))
-    return f"""\
-# A run of cuadrilla that begins with imported weights. `cuadrilla train --explain-config` explains every key.
-schema = 1
-
-[data]
-folder = {folder}        # prepared with `cuadrilla data prepare --tokenizer {MODEL_FOLDER}/tokenizer.json`
-
-[model]
-init = "{MODEL_FOLDER}"            # the imported weights; read once, when the run begins
-layers = {shape.layers}
-heads = {shape.heads}
-width = {shape.width}
-context = {shape.context}
-vocab = {shape.vocab_size}
-{_peculiarities(shape)}
-[train]
-epochs = 1                  # or tokens = 3000000, or steps = 1000
-batch_sequences = 32
-unit_sequences = 8
-
-[optim]
-kind = "adamw"
-lr = 0.0001                 # low: what is known already should stay
-
-[schedule]
-warmup = 0.05
-cooldown = 0.6
-
-[checkpoint]
-every_seconds = 60
-"""
+    """A run file that continues training a model of these sizes."""
+    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "width", "context")}
+    names = ("inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied")
+    peculiar = {name: getattr(shape, name) for name in names if getattr(shape, name) != getattr(ModelSection(), name)}
+    sections = {
+        "schema": SCHEMA,
+        "data": {"folder": data.replace("\\", "/")},
+        "model": {"init": MODEL_FOLDER, **sizes, "vocab": shape.vocab_size, **peculiar},
+        "train": {"epochs": 1.0, "batch_sequences": 32, "unit_sequences": 8},
+        "optim": {"kind": "adamw", "lr": 0.0001},
+        "schedule": {"warmup": 0.05, "cooldown": 0.6},
+    }
+    return HEAD + tomli_w.dumps(sections)

@@ -18,7 +18,7 @@ import typer
 from cuadrilla.cli.crew import show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.crew.signals import handling
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address, listening_address
 from cuadrilla.log import set_up_logging
@@ -100,12 +100,6 @@ def local_executor(*, logs: Path, config: "Config | None" = None, together: int 
     threads = (config.train.threads if config else 0) or (0 if on_cards else max(1, num_cores() // number))
     uses = on_cards or [Use(name="", device="", threads=threads)]
     return LocalExecutor({f"place-{at + 1}": uses[at % len(uses)] for at in range(number)}, logs=logs)
-
-
-def require_crew(crew: bool, *, listen: str, address: str) -> None:
-    """Raises ConfigError for what only a crew needs, without one."""
-    if not crew and (listen or address):
-        raise ConfigError("--listen and --address are for --crew", hint="add --crew, or leave them out")
 
 
 @contextmanager

@@ -33,13 +33,11 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
     newest: Newest = False,
-    json: Annotated[bool, typer.Option("--json", help="The texts as JSON.")] = False,
 ) -> None:
     """Generate text with a trained model."""
     from cuadrilla.model.sampling import Sampling
     from cuadrilla.train.trained import open_model
 
-    options.json |= json
     text = sys.stdin.read() if prompt == "-" else prompt
     opened = open_model(run, device=device, newest=newest)
     say(about(opened))

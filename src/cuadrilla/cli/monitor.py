@@ -44,14 +44,12 @@ def monitor(
         float, typer.Option("--interval", min=0.1, max=86_400, metavar="SECONDS", help="Seconds between samples.")
     ] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="One sample, then end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Each sample as a line of JSON.")] = False,
 ) -> None:
     """Show how busy this machine is and its crew's machines, or the machines of a run, until Ctrl-C.
 
     Of a crew that trains or takes runs, also what each machine does.
     On a terminal one screen, drawn again; elsewhere plain lines. Of a run it reads the folder only, running or ended.
     """
-    options.json |= json
     with _ends_quietly():
         if run is not None:
             folder = (run if run.is_dir() else run.parent).resolve()

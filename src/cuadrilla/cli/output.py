@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -103,23 +102,23 @@ def emit_json_line(value: Any) -> None:
     emit_json(value, indent=None)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), least_folded: int = 1) -> None:
+def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
     """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
 
-    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all). Where
-    they would have fewer than `least_folded` characters, they follow their row, on lines of their own.
+    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all).
     """
     if options.json:
         emit_json(list(rows))
         return
     console = Console(file=stdout(), highlight=False)
-    table = _table(rows, folded=folded, least_folded=least_folded)
-    least = console.measure(table, options=console.options.update(width=MAX_WIDTH)).minimum
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0] if rows else []:
+        table.add_column(_cell(column), overflow="fold", no_wrap=bool(folded) and column not in folded)
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
     if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
         for line in _lines(table, console):
             console.print(Text(line), soft_wrap=True)
-    elif least_folded > 1 and least > console.width:
-        _emit_tall(rows, folded=folded, console=console)
     else:
         console.print(table)
 
@@ -130,35 +129,10 @@ def emit_lines(shown: RenderableType) -> None:
         emit(line)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], least_folded: int = 1) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in rows[0] if rows else []:
-        widest = max(each.cell_len for each in (_cell(column), *(_cell(row[column]) for row in rows)))
-        fixed = bool(folded) and column not in folded
-        least = widest if fixed else min(least_folded, widest)
-        table.add_column(_cell(column), overflow="fold", no_wrap=fixed, min_width=least)
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
-    return table
-
-
 def _lines(table: RenderableType, console: Console) -> list[str]:
     """A row on each, however long."""
     lines = console.render_lines(table, console.options.update(width=MAX_WIDTH), pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
-
-
-def _emit_tall(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str], console: Console) -> None:
-    """Each row on a line, however long, and under it what it says in the folded columns."""
-    table = _table([{key: row[key] for key in row if key not in folded} for row in rows], folded=())
-    for column in table.columns:
-        column.no_wrap = True
-    head, *lines = _lines(table, console)
-    console.print(Text(head), soft_wrap=True)
-    for line, row in zip(lines, rows, strict=True):
-        console.print(Text(line), soft_wrap=True)
-        for key in (each for each in row if each in folded and row[each] is not None):
-            console.print(Padding(Text.assemble(_cell(key), ": ", _cell(row[key])), (0, 0, 0, 4)))
 
 
 def _cell(value: object) -> Text:

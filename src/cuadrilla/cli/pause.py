@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import say
-from cuadrilla.errors import ConfigError
+from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
 
@@ -32,6 +32,8 @@ def pause(
     """Let a machine wait: its work goes to the others until `cuadrilla pause --off`."""
     home = Home.of_user()
     if name is None:
+        if not off and not home.joined() and not home.nodes.exists():
+            raise LinkError("this machine works for no crew", hint="nothing to pause; Ctrl-C stops a training")
         (home.unpause if off else home.pause)()
         say(
             "this machine works again"

@@ -16,9 +16,6 @@ from cuadrilla.train.sinks import Scalars
 
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
-ESTIMATE_SECONDS = 10.0
-"""Seconds of work: the first pass may compile, measure or wait for memory."""
-SHORT_SECONDS = 60.0
 DAYS = 2 * 86_400
 """From here on hours say nothing to a person."""
 SAMPLE_CHARACTERS = 160
@@ -29,10 +26,7 @@ COUNTED = (Message("tokens"), Message("examples"))
 
 
 class ProgressSink:
-    """Shows the rows of a run of `total_versions` steps, and says once how long all of it will take.
-
-    `advise(seconds)` may add to that what would take less.
-    """
+    """Shows the rows of a run of `total_versions` steps, of which some are `done`."""
 
     def __init__(
         self,
@@ -41,14 +35,9 @@ class ProgressSink:
         done: int,
         total_tokens: int,
         counted: str = "tokens",
-        advise: Callable[[float], str] = lambda _seconds: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_versions
-        self._done = done
-        self._advise = advise
-        self._begun: tuple[float, float] | None = None  # (when, after how many steps) the first work was seen
-        self._estimated = False
         self._total_tokens = total_tokens
         self._counted = counted
         self._clock = clock
@@ -74,7 +63,6 @@ class ProgressSink:
         if self._broken:
             return
         try:
-            self._estimate(float(step))
             self._show(step, scalars)
         except OSError:
             self._broken = True
@@ -86,7 +74,6 @@ class ProgressSink:
             return
         percent, eta = 100 * part, _clock_time(seconds / part * (self._total - step + 1) - seconds)
         try:
-            self._estimate(step - 1 + part)
             if self._bar is not None:
                 numbers = Message(PART_OF_FIRST if step == 1 else PART, percent=percent, eta=eta)
                 self._bar.update(self._task, numbers=shown(numbers, language()))
@@ -109,23 +96,6 @@ class ProgressSink:
         if self._bar is not None and not self._broken:
             with suppress(OSError):
                 self._bar.stop()
-
-    def _estimate(self, steps: float) -> None:
-        """From the first sign of work on: a crew may wait for hours until somebody joins."""
-        now = self._clock()
-        if self._begun is None:
-            self._begun = (now, steps)
-        seconds, done = now - self._begun[0], steps - self._begun[1]
-        if self._estimated or seconds < ESTIMATE_SECONDS or done <= 0:
-            return
-        self._estimated = True
-        whole = seconds / done * (self._total - self._done)
-        if whole > SHORT_SECONDS:
-            stderr.tell(
-                Message(
-                    "time       about {time} at this speed{advice}", time=in_words(whole), advice=self._advise(whole)
-                )
-            )
 
     def _show(self, step: int, row: Scalars) -> None:
         if "val_loss" in row:

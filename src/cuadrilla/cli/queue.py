@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +16,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, is_held, make_private, read_object, typed
-from cuadrilla.runfile import read_run_file
+from cuadrilla.runfile import read_run_config, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.executor import Executor
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 LOCK = "lock"
 """In the queue's folder: of who hands it out."""
-ACTIONS = ("list", "add", "first", "stop", "remove", "work")
 
 
 def queue(
     action: Annotated[
-        str, typer.Argument(metavar="[list|add|first|stop|remove|work]", help="What to do (default: list the queue).")
+        Literal["list", "add", "first", "stop", "remove", "work"],
+        typer.Argument(metavar="[list|add|first|stop|remove|work]", help="What to do (default: list the queue)."),
     ] = "list",
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Runs by their folders.")] = None,
     on: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="add: a machine that may train them (default: any).")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which it must have.")] = "",
+    device: Annotated[
+        Literal["", "cuda", "mps", "xpu", "cpu"],
+        typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which it must have."),
+    ] = "",
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
@@ -49,28 +52,15 @@ def queue(
     `add`, `first`, `stop` and `remove` change the queue; `work` hands it out, on this machine and to those that join
     with `cuadrilla join`, until Ctrl-C. Weights and figures come back into the runs' folders here.
     """
-    from cuadrilla.jobs.queue import DEVICES, RunQueue
+    from cuadrilla.jobs.queue import RunQueue
 
     folder = Home.of_user().queue
     queue = RunQueue(folder, is_handed_out=is_held(folder / LOCK))
-    if action not in ACTIONS:
-        raise ConfigError(
-            "{action!r} is no action", action=action[:40], hint="one of {known}", known=", ".join(ACTIONS)
-        )
     if bool(runs) != (action in ("add", "first", "stop", "remove")):
         hint = "cuadrilla queue add RUN" if action == "add" else "cuadrilla queue shows them"
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
-    if action != "add" and (on or device):
-        raise ConfigError("--on and --device are for add", hint="cuadrilla queue add RUN --on NAME")
     match action:
         case "add":
-            if device and device not in DEVICES:
-                raise ConfigError(
-                    "{device!r} is no kind of device",
-                    device=device[:40],
-                    hint="one of {known}",
-                    known=", ".join(DEVICES),
-                )
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
                 queue.add(added, on=tuple(on or ()), device=device)
         case "first" | "stop" | "remove":
@@ -84,11 +74,16 @@ def queue(
 
 
 def _checked(queue: "RunQueue", named: str) -> RunDir:
-    """Raises ConfigError for what is no run, and while a machine has it."""
+    """Raises ConfigError for what is no run or is complete, and while a machine has it."""
     path = Path(named)
     folder = path if path.is_dir() else path.parent
-    read_run_file(folder / "run.toml" if path.is_dir() else path)
+    train = read_run_file(folder / "run.toml" if path.is_dir() else path).config.train
     run = RunDir(folder.resolve())
+    if read_object(run.status).get("state") == "complete":
+        trained = read_run_config(run).train
+        if (train.tokens, train.epochs, train.steps) == (trained.tokens, trained.epochs, trained.steps):
+            hint = "for more, let its run.toml say more steps; or name another run"
+            raise ConfigError("{run} has been trained to its end", run=typed(folder), hint=hint)
     queue.require_free(run)
     return run
 

@@ -12,7 +12,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets, explain_config, show_config
 from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
-from cuadrilla.config import Config, CrewEngine, ModelSection
+from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
-
-LONG_SECONDS = 2 * 3600.0
 
 
 def new(
@@ -145,13 +143,13 @@ def train_and_show(
     audience = Audience(
         tell=say,
         stopping=partial(stop_on_signals, answer=partial(say_at_once, stopping)),
-        sinks=lambda context: [*_views(resolved.config, folder, context), *more_sinks],
+        sinks=lambda context: [*_views(folder, context), *more_sinks],
         verbose=options.debug,
     )
     return train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at, opening=opening, audience=audience)
 
 
-def _views(config: Config, folder: RunDir, context: "RunContext") -> "list[Sink]":
+def _views(folder: RunDir, context: "RunContext") -> "list[Sink]":
     from cuadrilla.cli.progress import ProgressSink
     from cuadrilla.train.sinks import TensorBoardSink
 
@@ -160,32 +158,7 @@ def _views(config: Config, folder: RunDir, context: "RunContext") -> "list[Sink]
         done=context.resumed_at,
         total_tokens=context.length.total_tokens,
         counted=context.task.defaults.counted,
-        advise=partial(name_smaller, config, context.length.total_tokens),
     )
     if importlib.util.find_spec("tensorboard") is None:
         return [progress]
     return [progress, TensorBoardSink(folder.tensorboard)]
-
-
-def name_smaller(config: Config, tokens: int, seconds: float) -> str:
-    """The next smaller model, where this one takes hours: what it would take by the operations that both need."""
-    from cuadrilla.cli.progress import in_words
-
-    sizes = list(SIZES)
-    position = sizes.index(config.model.preset) if config.model.preset in SIZES else len(sizes)
-    if config.task.kind != "language" or config.model.init or seconds < LONG_SECONDS or not position:
-        return ""
-    size = sizes[position - 1]
-    smaller = operations(ModelSection.model_validate({"preset": size}).shape) * SIZES[size][0]
-    share = smaller / (operations(config.model.shape) * tokens)
-    return Message(
-        " (gpt2-{size} about {time}: cuadrilla new NAME --preset gpt2-{size})",
-        size=size,
-        time=in_words(share * seconds),
-    )
-
-
-def operations(shape: tuple[int, int, int, int]) -> float:
-    """Operations of a token, forward and backward, in a GPT-2 of (layers, heads, width, context) with 8,192 tokens."""
-    layers, _, width, context = shape
-    return 6 * (12 * layers * width**2 + 8192 * width + layers * width * context)

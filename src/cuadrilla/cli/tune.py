@@ -10,11 +10,11 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_executor, local_executor, require_crew
+from cuadrilla.cli.jobs import crew_executor, local_executor
 from cuadrilla.cli.output import emit_table, options, say, say_at_once
 from cuadrilla.cli.progress import in_words
 from cuadrilla.crew.signals import stop_on_signals
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.rundir import typed
 from cuadrilla.runfile import read_run_file
@@ -55,11 +55,8 @@ def tune(
 
     run_file = run / "run.toml" if run.is_dir() else run
     with ExitStack() as stack:
-        require_crew(crew, listen=listen, address=address)
-        if not here and not crew:
-            raise ConfigError("--not-here is for --crew", hint="add --crew, or leave it out")
         parts: list[Executor] = []
-        if here:
+        if here or not crew:
             config = read_run_file(run_file, sets=sets or []).config
             logs = run_file.parent / "tune" / "logs"
             parts.append(local_executor(logs=logs, config=config, together=together))

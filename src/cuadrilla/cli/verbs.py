@@ -46,3 +46,10 @@ VERBS = {
     "prove": Verb("prove", "prove", LOOK, "Prove that a crew trains to the same bits as one machine."),
 }
 """By what is typed, in the order of the help."""
+INSTEAD = {
+    "ps": "monitor", "ls": "monitor", "list": "monitor", "status": "monitor", "top": "monitor", "nodes": "monitor",
+    "run": "train RUN", "resume": "train RUN", "start": "train RUN", "init": "new NAME", "create": "new NAME",
+    "chat": "generate RUN", "predict": "serve RUN", "evaluate": "eval RUN", "prepare": "data prepare TEXTS",
+    "get": "data get", "leave": "join --forget", "down": "stop",
+}  # fmt: skip
+"""What to type for words of other programs."""
