@@ -15,8 +15,7 @@ from torch import Tensor
 
 from bench.common import report
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256

@@ -36,8 +36,7 @@ from bench.common import report
 from bench.lan import CARD, Member, ip, lan
 from bench.limits import Share, shares
 from bench.recovery import RUN
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
 TARGETS = {"worker killed": 0.92, "worker frozen": 0.92, "worker cut off": 0.92, "coordinator killed": 0.85}

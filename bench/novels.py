@@ -29,8 +29,7 @@ from bench.common import configure, report
 from cuadrilla.config import Config
 from cuadrilla.crew.local import run_local
 from cuadrilla.data.loader import UnitLoader
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import config_to_hf, state_from_hf
 from cuadrilla.model.language import LanguageTask

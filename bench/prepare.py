@@ -26,8 +26,7 @@ import psutil
 
 from bench.common import report, summary
 from cuadrilla.data.executor import available_cores
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.sources import list_sources
 

@@ -22,8 +22,7 @@ from pathlib import Path
 import psutil
 
 from bench.common import report, summary
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 
 TARGETS = {"worker killed": 2.0, "worker frozen": 8.0, "coordinator killed": 15.0}

@@ -193,8 +193,7 @@ def hygiene() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A little prepared text. Read only."""
-    from cuadrilla.data.options import PrepareOptions
-    from cuadrilla.data.prepare import prepare
+    from cuadrilla.data.prepare import PrepareOptions, prepare
 
     folder = tmp_path_factory.mktemp("stories") / "data"
     prepare(["cuentos:300"], out=folder, options=PrepareOptions(vocab=512), progress=lambda *_: None)

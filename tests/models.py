@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 

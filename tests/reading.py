@@ -3,25 +3,24 @@
 from itertools import groupby
 from pathlib import Path
 
-from cuadrilla.data.reading import Reading
-from cuadrilla.data.sources import Sources, list_sources
+from cuadrilla.data.sources import DEFAULT_FIELD, Sources, list_sources
 
 
-def find(*specs: object, exclude: Path = Path("nowhere"), **reading: object) -> Sources:
+def find(*specs: object, exclude: Path = Path("nowhere"), field: str = DEFAULT_FIELD) -> Sources:
     """Everything read, for what is known then."""
-    sources = list_sources([str(spec) for spec in specs], exclude=exclude, reading=Reading(**reading))  # type: ignore[arg-type]
+    sources = list_sources([str(spec) for spec in specs], exclude=exclude, field=field)
     for _ in sources.read():
         pass
     return sources
 
 
-def texts(*specs: object, **reading: object) -> list[str]:
-    return [text for each in by_name(*specs, **reading).values() for text in each]
+def texts(*specs: object, field: str = DEFAULT_FIELD) -> list[str]:
+    return [text for each in by_name(*specs, field=field).values() for text in each]
 
 
-def by_name(*specs: object, **reading: object) -> dict[str, list[str]]:
+def by_name(*specs: object, field: str = DEFAULT_FIELD) -> dict[str, list[str]]:
     """The texts of each source, by its name."""
-    sources = list_sources([str(spec) for spec in specs], exclude=Path("nowhere"), reading=Reading(**reading))  # type: ignore[arg-type]
+    sources = list_sources([str(spec) for spec in specs], exclude=Path("nowhere"), field=field)
     found: dict[str, list[str]] = {}
     for (source, _), pieces in groupby(sources.read(), key=lambda piece: (piece.source, piece.number)):
         found.setdefault(sources.all[source].name, []).append("".join(piece.text for piece in pieces))

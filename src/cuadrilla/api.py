@@ -24,8 +24,7 @@ from typing import Any
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.crew.signals import handling
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import Prepared, no_progress
+from cuadrilla.data.prepare import Prepared, PrepareOptions, no_progress
 from cuadrilla.data.prepare import prepare as prepare_folder
 from cuadrilla.data.sources import Progress
 from cuadrilla.errors import ConfigError, CuadrillaError

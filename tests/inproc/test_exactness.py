@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cuadrilla.config import AdamWSection, TrainSection
-from cuadrilla.data.options import PrepareOptions
+from cuadrilla.data.prepare import PrepareOptions
 from cuadrilla.data.prepare import prepare as prepare_data
 from cuadrilla.link.base import Goodbye, Hello, Lease, Stop
 from cuadrilla.model.task import TaskDefaults

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data import web
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.record import RECORD
 from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
 from cuadrilla.rundir import FolderLock
@@ -87,7 +86,7 @@ def test_the_texts_of_an_archive(server, pull):
 
 def licences(folder: Path) -> dict[str, str]:
     found = find(folder)
-    assert found.log.skipped == []
+    assert found.skipped == []
     return {source.name.rpartition("/")[2]: source.licence for source in found.all}
 
 

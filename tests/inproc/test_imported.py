@@ -14,8 +14,7 @@ from cuadrilla.cli.imported import import_model
 from cuadrilla.cli.model import generate
 from cuadrilla.crew import bundle
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config

@@ -9,8 +9,7 @@ import torch
 
 from cuadrilla.cli.export import export_hf
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows

@@ -9,8 +9,7 @@ import torch
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.crew import bundle
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file

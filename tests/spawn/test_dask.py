@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem
 from tests.commands import COMMAND
 from tests.ports import free_port

@@ -13,8 +13,7 @@ import pytest
 import zstandard
 from pyarrow import parquet as pq
 
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.shards import read_manifest
 from tests.inside import cuadrilla
 
@@ -100,19 +99,17 @@ def run(*arguments):
     return cuadrilla("data", "prepare", *map(str, arguments))
 
 
-def test_a_bad_record_stops_the_preparation_and_skip_bad_counts_it(tmp_path):
+def test_records_without_text_are_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"cuerpo": book}) for book in BOOKS]
     path.write_text("\n".join([*lines, '{"titulo": "x"}', '{"cuerpo": "roto']), encoding="utf-8")
     out = tmp_path / "out"
-    stopped = run(path, "--out", out, "--field", "cuerpo", "--vocab", 300)
+    stopped = run(path, "--out", out, "--vocab", 300)
     assert stopped.returncode == 4
-    assert f"{path}:4: no text in a field 'cuerpo' (it has: 'titulo')" in stopped.stderr.replace("\n", "")
+    assert f"{path}:1: no text in a field 'text' (it has: 'cuerpo')" in stopped.stderr.replace("\n", "")
     assert not out.exists()
-    done = run(path, "--out", out, "--field", "cuerpo", "--skip-bad", "--vocab", 300, "--json")
+    done = run(path, "--out", out, "--field", "cuerpo", "--vocab", 300, "--json")
     assert done.returncode == 0, done.stderr
-    assert {"records_bad": 2}.items() <= json.loads(done.stdout)["counts"].items()
-    manifest = read_manifest(out)
-    assert (manifest.options["field"], manifest.options["skip_bad"]) == ("cuerpo", 1)
-    again = run(path, "--out", out, "--field", "cuerpo", "--skip-bad", "--vocab", 300)
-    assert "already prepared" in again.stderr
+    assert {"records_without_text": 2}.items() <= json.loads(done.stdout)["counts"].items()
+    assert read_manifest(out).options["field"] == "cuerpo"
+    assert "already prepared" in run(path, "--out", out, "--field", "cuerpo", "--vocab", 300).stderr

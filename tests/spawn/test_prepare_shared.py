@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from cuadrilla.data.executor import processes
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
@@ -112,7 +111,7 @@ def test_a_script_without_a_main_guard_may_prepare(library, prepared, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\n"
-        "from cuadrilla.data.options import PrepareOptions\nfrom cuadrilla.data.prepare import prepare\n"
+        "from cuadrilla.data.prepare import PrepareOptions\nfrom cuadrilla.data.prepare import prepare\n"
         "prepare([sys.argv[1]], out=Path(sys.argv[2]), options=PrepareOptions(vocab=300, processes=2))\n"
     )
     command = [sys.executable, str(script), str(library), str(tmp_path / "out")]

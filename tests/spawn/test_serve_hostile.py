@@ -21,8 +21,7 @@ import psutil
 import pytest
 import torch
 
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
 from tests.commands import wait_for

@@ -8,7 +8,7 @@ import pytest
 
 from cuadrilla.data.formats import tei
 from cuadrilla.errors import DataError
-from tests.reading import by_name, find, texts
+from tests.reading import find, texts
 
 pytestmark = pytest.mark.unit
 
@@ -153,42 +153,29 @@ def test_what_is_not_well_formed_or_would_grow_is_refused(document, said):
     assert caught.value.hint
 
 
-def test_xml_that_is_not_tei_is_refused_by_name_and_skipped_in_a_folder(tmp_path):
+def test_xml_that_is_not_tei_is_skipped(tmp_path):
     folder = tmp_path / "libros"
     folder.mkdir()
     (folder / "a.xml").write_text(body("<p>hola</p>"))
     (folder / "pom.xml").write_text("<project><body>no</body></project>")
-    with pytest.raises(DataError, match=r"pom\.xml holds no text that is read"):
-        find(folder / "pom.xml")
+    assert find(folder / "pom.xml").skipped == ["pom.xml"]
     found = find(folder)
     assert [source.name for source in found.all if source.encodings] == ["libros/a.xml"]
-    assert found.log.skipped == ["libros/pom.xml"]
-    assert found.log.counts == {"files_xml_not_tei": 1}
+    assert found.skipped == ["libros/pom.xml"]
+    assert found.counts == {"files_xml_not_tei": 1}
 
 
-def test_broken_xml_stops_the_preparation_or_is_skipped_counted_and_named(tmp_path):
+def test_broken_xml_stops_the_preparation(tmp_path):
     folder = tmp_path / "libros"
     folder.mkdir()
     (folder / "a.xml").write_text(body("<p>hola</p>"))
     (folder / "b.xml").write_text(body("<p>mal</i>") + "x" * 2**20)
-    (folder / "c.xml").touch()
     with zipfile.ZipFile(folder / "d.zip", "w") as archive, tarfile.open(folder / "e.tar", "w") as tar:
-        for name in "bac":
+        for name in "ba":
             archive.write(folder / f"{name}.xml", f"{name}.xml")
             tar.add(folder / f"{name}.xml", f"{name}.xml")
 
     for path in (folder, folder / "b.xml", folder / "d.zip", folder / "e.tar"):
         with pytest.raises(DataError) as caught:
-            find(path, skip_bad=False)
+            find(path)
         assert "b.xml:1: not well-formed XML: Opening and ending tag mismatch" in caught.value.message
-        assert "--skip-bad" in caught.value.hint
-    found = find(folder, skip_bad=True)
-    assert by_name(folder, skip_bad=True) == {
-        name: ["hola"] for name in ("libros/a.xml", "libros/d.zip", "libros/e.tar")
-    }
-    assert found.log.skipped == [
-        f"libros/{name}.xml" for name in ("b", "c", "d.zip!b", "d.zip!c", "e.tar!b", "e.tar!c")
-    ]
-    assert found.log.counts == {"files_broken": 6}
-    alone = find(folder / "b.xml", skip_bad=True)
-    assert alone.log.skipped == ["b.xml"]

@@ -1,6 +1,6 @@
 """`cuadrilla data`: prepare text for training, and look at what was prepared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +10,11 @@ import typer
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data.options import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, PrepareOptions
-from cuadrilla.data.prepare import WORK, Prepared, prepare
-from cuadrilla.data.reading import DEFAULT_FIELD, Reading
+from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, WORK, Prepared, PrepareOptions, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
+from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem
-from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
     from cuadrilla.data.executor import Workers
@@ -63,9 +61,6 @@ def prepare_command(
     field: Annotated[
         str, typer.Option("--field", help="The .jsonl field or .parquet column that holds the text.")
     ] = DEFAULT_FIELD,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip and count broken files and records without usable text.")
-    ] = False,
     keep_all: Annotated[
         bool, typer.Option("--keep-all", help="Keep near-duplicates, and documents that look like no text.")
     ] = False,
@@ -81,7 +76,7 @@ def prepare_command(
         tokenizer=tokenizer,
         val_fraction=val_fraction,
         val=tuple(val or ()),
-        reading=Reading(field=field, skip_bad=skip_bad),
+        field=field,
         keep_all=keep_all,
         force=force,
         processes=processes,
@@ -125,9 +120,10 @@ def stats_command(
 
 def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
-    others = (name for name in prepared.skipped if name not in prepared.broken)
-    _say_some([Message("skipped, no text that can be read: {file}", file=name) for name in others])
-    _say_some([Message("skipped, broken: {reason}", reason=reason) for reason in prepared.broken.values()])
+    for name in prepared.skipped[:MAX_NAMES]:
+        say("skipped, no text that can be read: {file}", file=name)
+    if len(prepared.skipped) > MAX_NAMES:
+        say("... and {more:,} more (--json shows all)", more=len(prepared.skipped) - MAX_NAMES)
     if prepared.note:
         say("{note}", note=prepared.note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
@@ -143,7 +139,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
             "folder": str(out),
             "already_prepared": prepared.already,
             "skipped": list(prepared.skipped),
-            "broken": dict(prepared.broken),
             "manifest_hash": manifest.hash(),
         },
     )
@@ -154,14 +149,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         folder=out,
         tokens=manifest.splits["train"].num_tokens,
     )
-
-
-def _say_some(texts: Sequence[str]) -> None:
-    """Each in a line, not all of very many."""
-    for text in texts[:MAX_NAMES]:
-        say("{text}", text=text)
-    if len(texts) > MAX_NAMES:
-        say("... and {more:,} more (--json shows all)", more=len(texts) - MAX_NAMES)
 
 
 def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:

@@ -13,8 +13,7 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.cli.train import train_and_show
-from cuadrilla.data.options import PrepareOptions
-from cuadrilla.data.prepare import prepare
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page

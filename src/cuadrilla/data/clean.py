@@ -44,8 +44,6 @@ from numpy.typing import NDArray
 
 MAX_DOCUMENT = 20_000
 """Characters in a document, at most."""
-PIECE_CHARACTERS = 2**18
-"""A line longer than this is broken while it is read, before it is cut into documents."""
 SECTION_CHARACTERS = 2**20
 """A longer text is cleaned in sections, so that several processes share it."""
 BOUNDARY_RARITY = 8
@@ -68,28 +66,38 @@ Unit = tuple[str, str]
 
 
 def sections(pieces: Iterable[str], counts: Counter[str], *, size: int = SECTION_CHARACTERS) -> Iterator[str]:
-    """One text without Project Gutenberg's parts, cut between lines into sections of some `size` characters.
+    """One text without Project Gutenberg's parts, cut into sections of some `size` characters, for one process each.
 
-    A section is what one process cleans. It ends at the first blank line after `size` characters, or at the first line
-    end after half as many again; so where depends on the text alone, not on how it arrives.
+    Where it is cut depends on the text alone, not on how it arrives.
     """
-    held: list[str] = []
-    length = 0
-    for piece in _without_gutenberg(_whole_lines(pieces), counts):
-        held.append(piece)
-        length += len(piece)
-        if length <= 2 * size:
-            continue
-        text = "".join(held)
+    rest = iter(pieces)
+    first = next(rest, "")
+    if start := _GUTENBERG_START.search(first):
+        body = first[(_CREDITS.match(first, start.end()) or start).end() :]
+        counts["gutenberg_characters_dropped"] += len(first) - len(body)
+        first = body
+    for section in _cut(itertools.chain([first], rest), size):
+        end = _GUTENBERG_END.search(section) if start else None
+        if end:
+            counts["gutenberg_characters_dropped"] += len(section) - end.start()
+            yield section[: end.start()]
+            return
+        yield section
+
+
+def _cut(pieces: Iterable[str], size: int) -> Iterator[str]:
+    """Sections that end at the first blank line after `size` characters, or else at a line end, or else at a blank."""
+    text = ""
+    for piece in pieces:
+        text += piece
         while len(text) > 2 * size:
             end = text.find("\n\n", size, size + size // 2) + 2
             if end < 2:
-                end = text.find("\n", size + size // 2) + 1 or len(text)
+                end = text.find("\n", size + size // 2, 2 * size) + 1 or _cut_point(text, 2 * size)
             yield text[:end]
             text = text[end:]
-        held, length = [text], len(text)
-    if length:
-        yield "".join(held)
+    if text:
+        yield text
 
 
 def documents(
@@ -131,54 +139,15 @@ def split_texts(
     return np.asarray(is_val[of_text])
 
 
-def _whole_lines(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text with LF line ends, in pieces that end at a line end (or at a blank of an endless line)."""
-    rest = ""
-    for piece in pieces:
-        text = rest + piece
-        held = text.endswith("\r")  # perhaps the first half of a CRLF
-        if held:
-            text = text[:-1]
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        end = text.rfind("\n") + 1
-        if end:
-            yield text[:end]
-            text = text[end:]
-        while len(text) > PIECE_CHARACTERS:
-            cut = _cut_point(text, PIECE_CHARACTERS)
-            yield text[:cut] + "\n"
-            text = text[cut:]
-        rest = text + "\r" if held else text
-    if rest:
-        yield rest.replace("\r", "\n")
-
-
 def _cut_point(text: str, limit: int) -> int:
     """Where to cut a line of more than `limit` characters: after its last blank if there is one."""
     return text.rfind(" ", limit // 2, limit) + 1 or limit
 
 
-def _without_gutenberg(pieces: Iterator[str], counts: Counter[str]) -> Iterator[str]:
-    """What stands between a START marker in the first piece, its credits, and the END marker; else all."""
-    first = next(pieces, "")
-    start = _GUTENBERG_START.search(first)
-    if start is None:
-        yield from itertools.chain([first] if first else [], pieces)
-        return
-    credits = _CREDITS.match(first, start.end())
-    body = first[(credits or start).end() :]
-    counts["gutenberg_characters_dropped"] += len(first) - len(body)
-    for piece in itertools.chain([body], pieces):
-        if end := _GUTENBERG_END.search(piece):
-            counts["gutenberg_characters_dropped"] += len(piece) - end.start()
-            yield piece[: end.start()]
-            return
-        yield piece
-
-
 def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:
-    """Characters first, then blanks. `piece` ends at a line end."""
-    text = _decoded_once(piece, counts) if _MAY_BE_TWICE.search(piece) else piece
+    """Characters first, then blanks."""
+    text = piece.replace("\r\n", "\n").replace("\r", "\n")
+    text = _decoded_once(text, counts) if _MAY_BE_TWICE.search(text) else text
     text = unicodedata.normalize("NFC", _ODD.sub(_repaired, text))
     counts["replacement_characters"] += text.count("\ufffd")
     strip = str.rstrip if keep_indentation else str.strip

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cuadrilla.data import clean, duplicates
 from cuadrilla.data.executor import Call, Workers
-from cuadrilla.data.options import RECIPE, PrepareOptions
+from cuadrilla.data.order import mixed
 from cuadrilla.data.sources import Progress, Sources, TextPiece
 from cuadrilla.data.work import CleanJob, clean_texts
 from cuadrilla.messages import Message
@@ -134,22 +134,24 @@ class Corpus:
     def _text_hashes(self) -> NDArray[np.uint64]:
         """For each document a hash of its text: of all its documents, also of those that others have already."""
         each, firsts = np.unique(self.texts, return_index=True)  # the documents of a text follow each other
-        hashes = duplicates.mixed(np.add.reduceat(self.high, firsts))
+        hashes = mixed(np.add.reduceat(self.high, firsts))
         return np.asarray(hashes[np.searchsorted(each, self.texts)])
 
 
-def make_corpus(work: Path, *, read: Sources, options: PrepareOptions, workers: Workers, progress: Progress) -> Corpus:
+def make_corpus(
+    work: Path, *, read: Sources, val_fraction: float, keep_all: bool, workers: Workers, progress: Progress
+) -> Corpus:
     """Read, clean, deduplicate and split everything; a single document is cut finer. Raises DataError."""
     for maximum in DOCUMENT_SIZES:
-        corpus = _cleaned(work, read=read, options=options, maximum=maximum, workers=workers, progress=progress)
+        corpus = _cleaned(work, read=read, keep_all=keep_all, maximum=maximum, workers=workers, progress=progress)
         if len(corpus) >= 2:
             break
-    corpus.split(options.val_fraction, named=[number for number, each in enumerate(read.all) if each.is_held_out])
+    corpus.split(val_fraction, named=[number for number, each in enumerate(read.all) if each.is_held_out])
     return corpus
 
 
 def _cleaned(
-    work: Path, *, read: Sources, options: PrepareOptions, maximum: int, workers: Workers, progress: Progress
+    work: Path, *, read: Sources, keep_all: bool, maximum: int, workers: Workers, progress: Progress
 ) -> Corpus:
     """Each document once, no split yet."""
     counts: Counter[str] = Counter()
@@ -160,11 +162,11 @@ def _cleaned(
         for batch in _batches(read, counts):
             job = CleanJob(
                 maximum=maximum,
-                keep_all=options.keep_all,
+                keep_all=keep_all,
                 texts=[section for _, section in batch],
                 keep_indentation=[piece.keeps_indentation for piece, _ in batch],
             )
-            batches.append((work / f"{job.key(RECIPE)}.npz", [piece for piece, _ in batch]))
+            batches.append((work / f"{job.key()}.npz", [piece for piece, _ in batch]))
             yield None if _is_whole(batches[-1][0]) else (clean_texts, (job,))
 
     progress(CLEANING, 0, total)
@@ -185,9 +187,9 @@ def _cleaned(
     corpus = Corpus(chunks, sources=sources, texts=texts)
     progress(COMPARING, 0, 0)
     corpus.drop_equal()
-    if not options.keep_all:
+    if not keep_all:
         corpus.drop_contained(alike=[number for number, source in enumerate(read.all) if source.num_stories])
-    corpus.counts.update(counts + read.log.counts)
+    corpus.counts.update(counts + read.counts)
     return corpus
 
 

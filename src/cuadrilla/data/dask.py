@@ -15,7 +15,7 @@ import tokenizers
 from distributed.scheduler import KilledWorker
 
 from cuadrilla.data.executor import Workers
-from cuadrilla.data.options import RECIPE
+from cuadrilla.data.work import RECIPE
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.log import to_files_only
 from cuadrilla.printable import one_line
@@ -43,8 +43,7 @@ def dask_workers(scheduler: str) -> Iterator[Workers]:
                     wanted=program(),
                     hint="install the same versions on all machines and restart the workers",
                 )
-            executor = client.get_executor(pure=False)
-            yield Workers(submit=executor.submit, ahead=2 * sum(client.nthreads().values()))
+            yield Workers(executor=client.get_executor(pure=False), ahead=2 * sum(client.nthreads().values()))
     except (KilledWorker, CancelledError, OSError) as error:
         raise LinkError(
             "the Dask cluster {scheduler} cannot be used: {reason}",

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cuadrilla.data.order import mixed
+
 SHINGLE_WORDS = 5
 SIMILARITY = 0.8
 SAMPLING = 8
@@ -126,10 +128,3 @@ def find_contained(samples: NDArray[np.uint64], *, num_documents: int) -> list[i
         else:
             first_kept[mine] = np.minimum(first_kept[mine], document)
     return found
-
-
-def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every bit depends on every bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -11,8 +11,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -29,22 +29,21 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 class Workers:
     """Who does jobs."""
 
-    submit: Callable[..., Future[Any]]
-    """That of an executor."""
+    executor: Executor
     ahead: int
     """How many jobs are begun before the result of the first is wanted."""
 
     def run(self, calls: Iterable[Call | None]) -> Iterator[Any]:
         """The result of each call, in order; None for None. Raises what a job raised, ResourceError if a process was
         killed."""
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[Future[Any] | None] = deque()
         try:
             for call in calls:
-                waiting.append(self.submit(call[0], *call[1]) if call else _here(lambda: None))
+                waiting.append(self.executor.submit(call[0], *call[1]) if call else None)
                 if len(waiting) > self.ahead:
-                    yield waiting.popleft().result()
+                    yield _result(waiting)
             while waiting:
-                yield waiting.popleft().result()
+                yield _result(waiting)
         except BrokenExecutor as error:
             raise ResourceError(
                 "a process of the preparation was killed; it may have run out of memory",
@@ -52,38 +51,34 @@ class Workers:
             ) from error
 
 
+def _result(waiting: deque[Future[Any] | None]) -> Any:
+    first = waiting.popleft()
+    return first.result() if first else None
+
+
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def processes(count: int) -> Iterator[Workers]:
+def processes(count: int) -> AbstractContextManager[Workers]:
     """So many processes of this machine; one is this very process. They end with the block."""
     if count == 1:
-        yield Workers(submit=_here, ahead=0)
-        return
-    pool = _Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
-    try:
-        yield Workers(submit=pool.submit, ahead=2 * count)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return threads(1)
+    return _of(_Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin), count)
+
+
+def threads(count: int) -> AbstractContextManager[Workers]:
+    """So many threads, for what does not hold up the others: libraries that release the interpreter's lock."""
+    return _of(ThreadPoolExecutor(count), count)
 
 
 @contextmanager
-def threads(count: int) -> Iterator[Workers]:
-    """So many threads, for what does not hold up the others: libraries that release the interpreter's lock."""
-    pool = ThreadPoolExecutor(count)
+def _of(executor: Executor, count: int) -> Iterator[Workers]:
     try:
-        yield Workers(submit=pool.submit, ahead=2 * count)
+        yield Workers(executor=executor, ahead=2 * count)
     finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _here(function: Callable[..., T], /, *args: Any) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(function(*args))
-    return future
+        executor.shutdown(cancel_futures=True)
 
 
 class _Pool(ProcessPoolExecutor):

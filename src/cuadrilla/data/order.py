@@ -43,11 +43,12 @@ def _feistel(values: Integers, *, keys: list[np.uint64], half_bits: int) -> Inte
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
+        left, right = right, left ^ (mixed(right + key) & mask)
     return (left << bits) | right
 
 
-def _mix(values: Integers) -> Integers:
+def mixed(values: Integers) -> Integers:
+    """The finalizer of SplitMix64: every bit depends on every bit."""
     values = (values ^ (values >> np.uint64(30))) * _MULTIPLIERS[0]
     values = (values ^ (values >> np.uint64(27))) * _MULTIPLIERS[1]
     return values ^ (values >> np.uint64(31))

@@ -14,15 +14,14 @@ the tokenizer learns from at most `TOKENIZER_CHARACTERS`, chosen by hash.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.data.corpus import VAL, Corpus, make_corpus
 from cuadrilla.data.executor import Workers, available_cores, processes
 from cuadrilla.data.formats.files import ACCEPTED
-from cuadrilla.data.options import PrepareOptions, recorded
 from cuadrilla.data.shards import (
     MANIFEST,
     TOKENIZER,
@@ -34,9 +33,10 @@ from cuadrilla.data.shards import (
     read_manifest,
     verify_folder,
 )
-from cuadrilla.data.sources import Progress, Sources, list_sources
+from cuadrilla.data.sources import DEFAULT_FIELD, Progress, Sources, list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
+from cuadrilla.data.work import RECIPE
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors
@@ -49,6 +49,43 @@ WORK = ".work"
 TRAINING = Message("training the tokenizer")
 
 
+DEFAULT_VOCAB = 8192
+DEFAULT_VAL_FRACTION = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """What may be asked of a preparation."""
+
+    vocab: int = DEFAULT_VOCAB
+    """Tokens of the vocabulary to train."""
+    tokenizer: Path | None = None
+    """Use this `tokenizer.json` instead of training one."""
+    val_fraction: float = DEFAULT_VAL_FRACTION
+    """Above 0, at most 0.5."""
+    val: tuple[str, ...] = ()
+    """Files and folders to hold out instead."""
+    field: str = DEFAULT_FIELD
+    """The field or column of a record that holds its text."""
+    keep_all: bool = False
+    """Drop nothing but very short documents and equal ones: keep near-duplicates, and what no book has."""
+    force: bool = False
+    """Replace a folder that was prepared from other inputs."""
+    processes: int | None = None
+    """None: one for each core."""
+
+    def recorded(self, tokenizer: Tokenizer | None, sources: Sources) -> dict[str, Option]:
+        """Those that decide the bytes, as the manifest keeps them."""
+        held_out = sorted(source.sha256 for source in sources.all if source.is_held_out)
+        return {
+            **({"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": self.vocab}),
+            "field": self.field,
+            "recipe": RECIPE,
+            **({"val": " ".join(held_out)} if held_out else {"val_fraction": self.val_fraction}),
+            "keep_all": int(self.keep_all),
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """The outcome of a preparation."""
@@ -58,8 +95,6 @@ class Prepared:
     """Nothing was done: the folder holds this very preparation."""
     skipped: Sequence[str] = ()
     """Files in the given folders that are not text."""
-    broken: Mapping[str, str] = field(default_factory=dict)
-    """Files that were left out because they are broken, and why."""
     note: str = ""
     """What was held out, and why so."""
 
@@ -81,8 +116,8 @@ def prepare(
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
-    sources = list_sources(specs, exclude=out, reading=options.reading, held_out=options.val)
-    if not sources.all and not sources.log.broken:
+    sources = list_sources(specs, exclude=out, field=options.field, held_out=options.val)
+    if not sources.all:
         raise DataError(
             "there is no text in {names}",
             names=", ".join([*specs, *map(str, options.val)]),
@@ -95,7 +130,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
     try:
         with FolderLock(out / "lock", purpose="data prepare"):
-            wanted = recorded(options, tokenizer, sources)
+            wanted = options.recorded(tokenizer, sources)
             if not options.force and (done := _finished(out, sources, wanted)):
                 shutil.rmtree(work, ignore_errors=True)  # of a later preparation that was killed
                 return Prepared(manifest=done, already=True)
@@ -104,7 +139,14 @@ def prepare(
             small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
             count = 1 if small else options.processes or available_cores()
             with nullcontext(workers) if workers else processes(count) as chosen:
-                corpus = make_corpus(work, read=sources, options=options, workers=chosen, progress=progress)
+                corpus = make_corpus(
+                    work,
+                    read=sources,
+                    val_fraction=options.val_fraction,
+                    keep_all=options.keep_all,
+                    workers=chosen,
+                    progress=progress,
+                )
             manifest = _written(work, corpus, sources, tokenizer, options=wanted, progress=progress)
             publish(work, out, manifest)
             shutil.rmtree(work, ignore_errors=True)
@@ -115,8 +157,7 @@ def prepare(
         for folder in (work, out):
             with suppress(OSError):  # not empty: it worked, or can go on
                 folder.rmdir()
-    log = sources.log
-    return Prepared(manifest=manifest, already=False, skipped=log.skipped, broken=log.broken, note=corpus.note)
+    return Prepared(manifest=manifest, already=False, skipped=sources.skipped, note=corpus.note)
 
 
 def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifest | None:

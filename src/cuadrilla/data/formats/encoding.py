@@ -10,6 +10,7 @@ Anything that has more than one control character in a hundred bytes is refused.
 """
 
 import codecs
+import io
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,10 +41,12 @@ def read_text(path: Path) -> str:
 
 
 def decoded(head: bytes, stream: IO[bytes], encoding: str) -> Iterator[str]:
-    """The text in pieces cut anywhere. Bytes that UTF-8 cannot hold are Windows-1252; others become U+FFFD."""
+    """The text in pieces cut anywhere, with LF line ends. Bytes that UTF-8 cannot hold are Windows-1252; others become
+    U+FFFD."""
     codecs.register_error("cp1252", _as_cp1252)
     is_utf8 = encoding in (UTF8, MIXED)
-    decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)("cp1252" if is_utf8 else "replace")
+    inner = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)("cp1252" if is_utf8 else "replace")
+    decoder = io.IncrementalNewlineDecoder(inner, translate=True)
     yield decoder.decode(head)
     while chunk := stream.read(CHUNK_BYTES):
         yield decoder.decode(chunk)

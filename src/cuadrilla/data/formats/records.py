@@ -1,29 +1,39 @@
-"""Records: an object on each line of a JSON Lines file, a row of a Parquet table; one of their fields is a text."""
+"""Records: an object on each line of a JSON Lines file, a row of a Parquet table; one of their fields is a text.
+
+A record without text is passed over and counted; a file in which none has one is an error, as a wrong field makes it.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from cuadrilla.data.formats.files import INSTALL
-from cuadrilla.data.reading import Log
 from cuadrilla.errors import DataError, EnvironmentProblem
 from cuadrilla.messages import Message
 
 MAX_LINE_BYTES = 2**24
 MAX_BATCH_ROWS = 64
 MAX_NAMES = 8
+NO_TEXT = "records_without_text"
+HINT = "--field NAME reads another field"
 
 
-def json_lines(stream: IO[bytes], *, where: str, log: Log) -> Iterator[str]:
-    """The texts, in order; empty lines are nothing. A bad line raises DataError, or is counted."""
+def json_lines(stream: IO[bytes], *, where: str, field: str, counts: Counter[str]) -> Iterator[str]:
+    """The texts, in order; empty lines are nothing. Raises DataError."""
+    has_text, first_why = False, ""
     for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
         if line.strip():
-            text, why = _text_of(line, log.reading.field)
+            text, why = _text_of(line, field)
             if text is None:
-                log.refuse_record(f"{where}:{number}", why)
+                counts[NO_TEXT] += 1
+                first_why = first_why or Message("{where}:{number}: {why}", where=where, number=number, why=why)
             else:
+                has_text = True
                 yield text
+    if first_why and not has_text:
+        raise DataError("no record has a text; the first one: {why}", why=first_why, hint=HINT)
 
 
 def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
@@ -31,9 +41,7 @@ def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        is_cut = not line.endswith(b"\n")
-        cut = Message("the line is cut off or broken ({error})", error=error)
-        return None, cut if is_cut else Message("not JSON: {error}", error=error)
+        return None, Message("not JSON: {error}", error=error)
     text = record.get(field) if isinstance(record, dict) else None
     if isinstance(text, str):
         return text, ""
@@ -41,28 +49,24 @@ def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
     return None, Message("no text in a field {field!r} (it has: {names})", field=field, names=names)
 
 
-def parquet(path: Path, *, log: Log) -> Iterator[str]:
-    """The cells of the column, in order. Raises DataError, EnvironmentProblem, pyarrow's own errors.
-
-    A cell without text raises, too, or is counted.
-    """
+def parquet(path: Path, *, field: str, counts: Counter[str]) -> Iterator[str]:
+    """The cells of the column, in order. Raises DataError, EnvironmentProblem, pyarrow's own errors."""
     try:
+        import pyarrow as pa
         from pyarrow import parquet as pq
     except ImportError as error:
         raise EnvironmentProblem("reading .parquet needs pyarrow, which is not installed", hint=INSTALL) from error
-    number = 0
     with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
-        field, columns = log.reading.field, file.schema_arrow.names
-        if field not in columns:
-            names = ", ".join(map(repr, columns[:MAX_NAMES]))
-            hint = "--field NAME reads another column"
-            raise DataError(
-                "{path}: no column {field!r} (it has: {names})", path=path, field=field, names=names, hint=hint
-            )
+        schema = file.schema_arrow
+        kind = schema.field(field).type if field in schema.names else pa.null()
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if kind not in (pa.string(), pa.large_string()):
+            names = ", ".join(map(repr, schema.names[:MAX_NAMES]))
+            why = "{path}: no column {field!r} of text (it has: {names})"
+            raise DataError(why, path=path, field=field, names=names, hint=HINT)
         for batch in file.iter_batches(batch_size=MAX_BATCH_ROWS, columns=[field], use_threads=False):
             for cell in batch.column(0).to_pylist():
-                number += 1
-                if isinstance(cell, str):
-                    yield cell
+                if cell is None:
+                    counts[NO_TEXT] += 1
                 else:
-                    log.refuse_record(f"{path}:{number}", Message("the cell is not text"))
+                    yield cell

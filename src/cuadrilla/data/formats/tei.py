@@ -72,7 +72,7 @@ def read(stream: IO[bytes], *, where: str) -> Novel:
             where=where,
             line=getattr(error, "lineno", None) or 1,
             error=getattr(error, "msg", error),
-            hint="repair it or give its plain text as .txt; --skip-bad leaves out, counts and names such files",
+            hint="repair it, leave it out, or give its plain text as .txt",
         ) from error
     encoding = (parsed.root.getroottree().docinfo.encoding or "utf-8").lower()
     return Novel(_name(parsed.root) in ROOTS, encoding, licence, list(filter(None, texts)))
