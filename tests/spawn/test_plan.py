@@ -66,6 +66,7 @@ def test_auto_takes_to_windows_on_a_slow_line(run: RunDir) -> None:
     again = cuadrilla(*auto)
     assert again.returncode == 0, again.stderr
     rows = list(read_jsonl(run.metrics))
+    assert "by itself, then a merge" in done.stderr + again.stderr
     assert rows[0].get("steps", 1) == 1
     assert max(row.get("steps", 1) for row in rows) > 1
     assert [row["version"] for row in rows] == list(itertools.accumulate(row.get("steps", 1) for row in rows))

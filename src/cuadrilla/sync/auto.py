@@ -27,10 +27,8 @@ from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import MIN_MEASUREMENTS
 from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Reduced, Strategy, Sums, WorkerHalf, trainable
 from cuadrilla.sync.windows import STATE, Windows
-from cuadrilla.sync.work import PROBE_COST, Rounds, Share, Work
+from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Share, Work
 
-ALONE = 0
-"""In place of a round's steps, of which 1 is an exact one."""
 BETTER = 1.03
 """A length must promise so much more than the present one."""
 MEMORY_SECONDS = 600.0
@@ -188,6 +186,10 @@ class AutoRounds(Rounds):
 
     window_bytes: float
     tried: Tried = field(default_factory=Tried)
+
+    @property
+    def kind(self) -> int:
+        return self.tried.present
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         """All for the fastest, where it is to be alone."""

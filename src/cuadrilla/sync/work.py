@@ -16,6 +16,8 @@ from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
 from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
+ALONE = 0
+"""In place of a round's steps, of which 1 is an exact one."""
 MAX_FAILURES_OF_A_UNIT = 2
 PROBE_COST = 0.02
 """At most this part of the time, for all members together, measures those again whose share is no unit."""
@@ -224,6 +226,11 @@ class Rounds:
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         """Groups of a round for each member."""
         return self.share(num_groups, paces=paces)
+
+    @property
+    def kind(self) -> int:
+        """Steps of a round; ALONE: of the fastest machine by itself."""
+        return self.steps
 
     def length(self, work: Work) -> int:
         """Steps of the next round."""

@@ -28,10 +28,12 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
+from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.strategy import MergeHalf
+from cuadrilla.sync.work import ALONE
 from cuadrilla.train.alarms import reason_of
 from cuadrilla.train.evaluate import Observer
 from cuadrilla.train.guard import Guard, Verdict
@@ -108,6 +110,7 @@ class CoordinatorRuntime:
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
         self._row: dict[str, Any] = {}
+        self._kind = coordinator.rounds.kind
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None
 
@@ -370,9 +373,25 @@ class CoordinatorRuntime:
         last = version == self._rules.num_steps
         self._store.after_commit(self._snapshot, version=version, row=self._row, last=last)
         self._since = self._clock()
+        if self._coordinator.rounds.kind != self._kind:
+            self._kind = self._coordinator.rounds.kind
+            self._tell_kind(version)
         if 0 < self._stop_at <= version:
             self._stop_reason = self._stop_reason or Message("step {step} reached", step=version)
         self._stop_reason = self._stop_reason or self._out_of_patience()
+
+    def _tell_kind(self, version: int) -> None:
+        """How a crew trains from now on: `sync.kind = "auto"` has chosen."""
+        if self._kind == ALONE:
+            how = Message("the fastest machine alone, sooner than with the others over this network")
+        elif self._kind == 1:
+            how = Message("all machines together in each step")
+        else:
+            how = Message(
+                "each machine {steps} steps by itself, then a merge: sooner over this network", steps=self._kind
+            )
+        log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
+        self._store.event("rounds", version=version, steps=self._kind)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """The rate of a step that counted so many tokens, since the last one was saved and evaluated."""

@@ -1,7 +1,7 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
 /** States, phases, events, levels: as the run writes them. */
-const WORDS = [_("joined"), _("left"), _("evicted"), _("late"), _("discarded"), _("redone"), _("finished"), _("alarm"), _("died"), _("coordinator restarted"), _("units skipped"), _("memorises"), _("unknown"), _("info"), _("warning"), _("error")];
+const WORDS = [_("joined"), _("left"), _("evicted"), _("late"), _("discarded"), _("redone"), _("rounds"), _("finished"), _("alarm"), _("died"), _("coordinator restarted"), _("units skipped"), _("memorises"), _("unknown"), _("info"), _("warning"), _("error")];
 
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
