@@ -49,7 +49,7 @@ def decay_of(run: RunDir) -> float:
 def test_the_rules() -> None:
     lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
-    assert step_tokens(300_000, alone=False) == 16384
+    assert [step_tokens(tokens, alone=False) for tokens in lengths] == [4096, 4096, 4096, 8192, 16384, 16384]
     whole = {"text": 718_496, "weights": 786_432, "epoch_steps": 702, "lr": 0.02}
     assert [weight_decay(epochs, **whole) for epochs in (0.5, 1.99, 2.0, 8, 16)] == [0, 0, 0.051, 0.051, 0.054]
     quarter, little = (whole | {"text": text, "epoch_steps": text / 1024} for text in (185_000, 46_000))
@@ -135,12 +135,13 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
     [
         ("said", {"model.context": 32, "train.batch_sequences": 4, "train.unit_sequences": 2}, (32, 4, 2)),
         ("batch", {"train.batch_sequences": 12}, (128, 12, 1)),
-        ("odd batch", {"train.batch_sequences": 50}, (128, 50, 5)),
-        ("odd context", {"model.context": 100, "engine": {"kind": "crew", "workers": [1.0]}}, (100, 163, 1)),
+        ("odd batch", {"train.batch_sequences": 50}, (128, 50, 1)),
+        ("odd context", {"model.context": 100, "engine": {"kind": "crew", "workers": [1.0]}}, (100, 40, 1)),
         ("other weights", {"model.init": "model"}, (0, 32, 8)),
         ("unit", {"train.unit_sequences": 3}, (128, 6, 3)),
         ("length in steps", {"train.tokens": 0, "train.steps": 2}, (0, 32, 8)),
-        ("crew", {"engine": {"kind": "crew", "workers": [1.0]}}, (128, 128, 16)),
+        ("crew", {"engine": {"kind": "crew", "workers": [1.0]}}, (128, 32, 1)),
+        ("strict", {"engine": {"kind": "crew", "workers": [1.0]}, "sync.strict": True}, (128, 32, 4)),
     ],
 )
 def test_what_is_said_holds_and_the_rest_fits(
