@@ -11,7 +11,7 @@ import cuadrilla
 from cuadrilla.api import _as_sets
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
-from cuadrilla.rundir import RunDir, write_json
+from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import load_newest
 from tests.inside import cuadrilla as command
@@ -93,15 +93,6 @@ def test_what_is_set_holds(folder: Path, name: str, settings: Mapping[str, Any],
     run = cuadrilla.new_run(folder / name, SETTINGS)
     run.train(settings, stop_at=2)
     assert decay_of(RunDir(folder / name)) == decay
-
-
-def test_a_run_of_before_the_rule_goes_on_as_it_began(folder: Path) -> None:
-    run, path = cuadrilla.new_run(folder / "old", SETTINGS), RunDir(folder / "old")
-    run.train({"optim.weight_decay": 0.0}, stop_at=2)
-    written = json.loads(path.config.read_text())
-    write_json(path.config, {**written, "origins": {**written["origins"], "optim.weight_decay": "default"}})
-    run.train(stop_at=4)
-    assert decay_of(path) == 0.0
 
 
 def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:

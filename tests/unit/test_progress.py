@@ -5,7 +5,7 @@ import torch
 
 from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
 from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.train.loop import WorkerSettings, most_sequences
+from cuadrilla.train.loop import WorkerSettings, max_pass_sequences
 from cuadrilla.train.precision import PASS_TOKENS, choose_precision
 from tests.tasks import RaggedRegression
 
@@ -60,7 +60,7 @@ def test_a_processor_takes_so_many_sequences_at_a_time(length: int, settings: di
         worker = WorkerSettings(
             run=RunSection(), train=section, device=torch.device(device), precision=precision, **more
         )
-        return most_sequences(task, worker)
+        return max_pass_sequences(task, worker)
 
     assert taken() == expected
     if not settings:

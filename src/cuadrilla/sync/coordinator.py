@@ -78,7 +78,7 @@ class Coordinator:
             case Merged():
                 return self._after_merge(event)
             case Tick():
-                return [*self._evict_silent(), *self._go_on()]
+                return [*self._evict_unresponsive(), *self._go_on()]
             case StopRequested():
                 self.finished, self.farewell = True, event.reason
                 return [Finish(reason=event.reason, complete=False)]
@@ -144,7 +144,7 @@ class Coordinator:
             return []
         return [Send(worker=worker, message=Stop(reason=Message("not a member of this run any more"), again=True))]
 
-    def _evict_silent(self) -> list[Action]:
+    def _evict_unresponsive(self) -> list[Action]:
         actions: list[Action] = []
         for worker in list(self.crew.members):
             if reason := self.crew.why_evict(worker, next(iter(self.work.ledger.held_by(worker)), None)):

@@ -2,7 +2,7 @@
 
     worker:  for each leased unit: grad += d(loss sum / planned tokens)        `after_micro_step`, `contribute`
     merge:   grad = (Σ contributions) · planned / Σ tokens                     `reduce`
-             clip by global norm, optimizer step at lr(tokens)                 `step`
+             clip by global norm, optimizer step at lr(step)                   `step`
              θ to everyone                                                     `apply`
 
 Because sums are merged, not means, unequal shares and ragged lengths weigh as they should; ordinary data-parallel
@@ -76,25 +76,17 @@ class ExactWorker:
     """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
-        self._params = trainable(model)
+        self.params: Parameters = trainable(model)
         self._statistics = UnitStatistics(model, strict=strict)
+        self.one_unit_per_micro_step = strict or bool(self._statistics)  # a module normalises over a unit
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}
-
-    @property
-    def params(self) -> Parameters:
-        return self._params
-
-    @property
-    def one_unit_per_micro_step(self) -> bool:
-        """Otherwise what a module normalises over would depend on how units are stacked."""
-        return self._strict or bool(self._statistics)
 
     def begin(self, lease: Lease) -> None:
         """A new lease: forget the gradients of the last one."""
         del lease
         self._statistics.begin()
-        for parameter in self._params.values():
+        for parameter in self.params.values():
             parameter.grad = None
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
@@ -108,7 +100,7 @@ class ExactWorker:
             sums.valid = False
         if not self._strict:
             return
-        for name, parameter in self._params.items():
+        for name, parameter in self.params.items():
             total = self._fixed_sum(name)
             if parameter.grad is None:
                 continue
@@ -123,16 +115,16 @@ class ExactWorker:
         """The merge half steps, not this one."""
 
     def contribute(self) -> Tensors:
-        """Those of the answer to the lease; they must stay untouched until the next `apply`."""
+        """The tensors of its contribution, which must stay untouched until the next `apply`."""
         if self._strict:  # all of them also for a lease without units
-            gradients = {name: self._fixed_sum(name) for name in self._params}
+            gradients = {name: self._fixed_sum(name) for name in self.params}
         else:
-            gradients = {name: _gradient(parameter) for name, parameter in self._params.items()}
+            gradients = {name: _gradient(parameter) for name, parameter in self.params.items()}
         return {**gradients, **self._statistics.tensors}
 
     def _fixed_sum(self, name: str) -> Tensor:
         if name not in self._fixed:
-            parameter = self._params[name]
+            parameter = self.params[name]
             place = _place_of_double(parameter)
             self._fixed[name] = torch.zeros(parameter.shape, dtype=torch.int64, device=place)
         return self._fixed[name]
@@ -140,7 +132,7 @@ class ExactWorker:
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""
         with torch.no_grad():
-            for name, tensor in {**self._params, **self._statistics.record}.items():
+            for name, tensor in {**self.params, **self._statistics.record}.items():
                 source = version[name]
                 if source is not tensor:
                     tensor.copy_(source)
@@ -177,7 +169,7 @@ class ExactMerge:
         if tokens != planned_tokens:
             for gradient in self._gradients():
                 gradient.mul_(planned_tokens / max(tokens, 1))
-        norm = self._norm()
+        norm = float(torch.nn.utils.get_total_norm(self._gradients()))
         bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
         return Reduced(norm=norm, bad=bad)
 
@@ -242,9 +234,6 @@ class ExactMerge:
             for item in contributions[1:]:
                 total.add_(item[name])
             parameter.grad = _double(total).div_(FIXED_POINT_SCALE).to(parameter.dtype).to(parameter.device)
-
-    def _norm(self) -> float:
-        return float(torch.nn.utils.get_total_norm(self._gradients()))
 
     def _gradients(self) -> list[Tensor]:
         return [_gradient(parameter) for parameter in self._params.values()]

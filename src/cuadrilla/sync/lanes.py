@@ -57,7 +57,7 @@ class LaneRounds(Rounds):
 
     def _again(self, work: Work, idle: Sequence[str]) -> list[Action]:
         """All lanes are leased: late ones are leased to those who have nothing to do, too."""
-        once, granted = work.ledger.held_once(), list[Action]()
+        once, granted = work.ledger.held_by_one(), list[Action]()
         late = [lease for lease in work.late() if once.issuperset(lease.units)]
         for worker, lease in zip(idle, late, strict=False):
             granted += [Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant_units(worker, lease.units)]

@@ -28,7 +28,9 @@ class Grant:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """`opened`: units below it exist; `uncounted` are those of them that are not counted, and `leases` hold some."""
+    """`opened`: units below it exist; `uncounted` are those of them that are not counted, and `leases` hold some.
+    `next_lease_id`: `train/setup.py` makes it a random number, so that no process gives out those of an earlier one.
+    """
 
     opened: int = 0
     next_lease_id: int = 1
@@ -64,14 +66,14 @@ class Ledger:
         return self.leases.pop(lease_id)
 
     def revoke(self, units: Iterable[int]) -> list[Grant]:
-        """These units were just counted: end every other lease that holds one; what else it holds may be free again."""
+        """These units were just counted: end every other lease that holds one. Its other units become free."""
         counted = set(units)
         ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]
         for lease in ended:
             del self.leases[lease.lease_id]
         return ended
 
-    def held_once(self) -> set[int]:
+    def held_by_one(self) -> set[int]:
         """Units that one worker holds, and no other."""
         holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
         return {unit for unit, number in holders.items() if number == 1}

@@ -51,11 +51,11 @@ class Rules:
     same_environment: bool = False
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
-    hung_after_leases: float = 3.0
+    hung_factor: float = 3.0
     """A member hangs after so many times the expected time of its lease without progress: a pass may hold all of it."""
-    late_after_leases: float = 1.5
+    late_factor: float = 1.5
     """A lease that takes this many times as long as it should is late: idle members try its units, too."""
-    overdue_after_leases: float = 20.0
+    overdue_factor: float = 20.0
 
 
 @dataclass(kw_only=True)
@@ -162,10 +162,10 @@ class Membership:
         idle, held = self.now - member.progress_at, self.now - lease.at
         expected = self.expected_seconds(lease)
         known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
-        limit = max(rules.hung_after_seconds, rules.hung_after_leases * known)
+        limit = max(rules.hung_after_seconds, rules.hung_factor * known)
         if idle > (limit if member.micro_steps else max(limit, FIRST_PROGRESS_SECONDS)):
             return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
-        overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_after_leases * expected), MAX_OVERDUE_SECONDS)
+        overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_factor * expected), MAX_OVERDUE_SECONDS)
         return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""
 
     # -- speed ---------------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ class Membership:
         for member in self.members.values():
             member.transfer_seconds *= factor
 
-    def unanswered(self, leases: Iterable[Grant]) -> None:
-        """A revoked lease is an upper bound of its worker's speed, and counts as a measurement: or it would be tried in
-        each round.
+    def note_revoked(self, leases: Iterable[Grant]) -> None:
+        """The time that a revoked lease was held bounds its worker's speed. It counts as a measurement, or the worker
+        would be tried in each round.
         """
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at

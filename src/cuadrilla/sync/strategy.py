@@ -1,4 +1,4 @@
-"""The seam of strategies: what `sync.kind` chooses, and all that the rest of the program knows of it.
+"""The interface of strategies: what `sync.kind` chooses, and all that the rest of the program knows of it.
 
     worker half   the passes of a lease → a contribution        on every worker, over its own model
     merge half    contributions → an update → the next version  on the coordinator, over the weights of record
@@ -56,7 +56,8 @@ class Stepper(Protocol):
 class Recipe:
     """How parameters are updated, by whichever half does it: equal on all machines.
 
-    `lr_factor` of an optimizer step of the run, the first of which is 1. `clip_norm` 0: none.
+    From the sections `optim` and `schedule` (`train/setup.py`). `lr_factor(step)` multiplies each learning rate; the
+    run's steps count from 1. `clip_norm` 0: none.
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
@@ -75,7 +76,7 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """An update that was merged and not applied yet. `bad`: contributions that hold non-finite values."""
+    """An update that was merged and not applied yet. `bad`: indices of answers that cannot be used."""
 
     norm: float
     bad: tuple[int, ...] = ()
@@ -105,7 +106,7 @@ class WorkerHalf(Protocol):
         """All passes of one of the lease's steps are done."""
 
     def contribute(self) -> Tensors:
-        """Those of the answer to the lease; they must stay untouched until the next `apply`."""
+        """The tensors of its contribution, which must stay untouched until the next `apply`."""
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Take over a committed version."""

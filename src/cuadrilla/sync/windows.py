@@ -1,4 +1,4 @@
-"""Windows: several optimizer steps on each machine, then one merge of the weights and of the optimizer's state.
+"""Windows (local SGD): several optimizer steps on each machine, then one merge of weights and optimizer state.
 
     worker:  from the state of record, for each step of its lease: θ ← step(θ, mean gradient)        `local_step`
              contribution = (θ − θ of record, the optimizer's state); for adaptive parameters instead
@@ -11,7 +11,7 @@
 A round is a window of `steps` steps of the whole crew. A worker's lease is its lane: in each of these steps as many
 units as its speed allows, so that all lanes take equally many steps and a mean by tokens weighs each unit alike. A
 lease, whenever in the window it is given, takes all steps from the window's start.
-Learning rates depend on the run's tokens, whoever counted them. The state of record is whole: a worker keeps nothing
+Learning rates depend on the number of the run's step alone. The state of record is whole: a worker keeps nothing
 between two leases, whoever joins starts with everything, and a lost lane is computed again by anybody. It is also what
 learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts with the crew's momentum goes on, where
 one that starts with its own, or with none, has to find its way first.
@@ -217,7 +217,7 @@ class WindowsMerge:
                 mean.add_(expanded(answer.contribution.tensors, name).to(mean.device), alpha=weight)
             self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
         whole = float(nn.utils.get_total_norm(self._mean.values()))
-        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._ways(self._mean)]))
+        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._direction_names(self._mean)]))
         norm = norm if math.isfinite(whole) else whole
         bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
         return Reduced(norm=norm, bad=bad)
@@ -225,8 +225,8 @@ class WindowsMerge:
     def _is_whole(self, tensors: Tensors) -> bool:
         return any(GRADIENT + name not in tensors for name in self._optimizer.adaptive)
 
-    def _ways(self, tensors: Tensors) -> list[str]:
-        """Names of those in a contribution that say in which direction its parameters go."""
+    def _direction_names(self, tensors: Tensors) -> list[str]:
+        """Names of a contribution's gradients, or of changes where it has none."""
         return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._smallest_first]
 
     @property
@@ -234,19 +234,19 @@ class WindowsMerge:
         return next(iter(self._params.values())).device
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The length of each one's way, or of its gradient, as if all tokens were its own."""
+        """The norm of each one's change, or of its gradient, as if all tokens were its own."""
         total = sum(answer.contribution.tokens for answer in answers)
         return [
-            self._length(answer.contribution, total=total) if answer.contribution.tokens else 0.0 for answer in answers
+            self._norm(answer.contribution, total=total) if answer.contribution.tokens else 0.0 for answer in answers
         ]
 
-    def _length(self, said: Contribution, *, total: int) -> float:
-        names = self._ways(said.tensors)
+    def _norm(self, said: Contribution, *, total: int) -> float:
+        names = self._direction_names(said.tensors)
         scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in names}
         return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
 
     def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return without_effect(answers, names=self._ways(answers[0].contribution.tensors))
+        return without_effect(answers, names=self._direction_names(answers[0].contribution.tensors))
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """No square is negative: its root would be no number, at every worker, for the rest of the run."""

@@ -23,7 +23,7 @@ PROBE_COST = 0.02
 """At most this part of the time, for all members together, measures those again whose share is no unit."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
-"""When a lease is late as long as nobody was measured."""
+"""After this a lease is late, as long as no speed is known."""
 
 
 class Share(Protocol):
@@ -57,7 +57,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the open round: a version is one more for each."""
+        """Optimizer steps of the open round: the version number grows by one for each."""
         return self.ledger.opened // self.rules.units_per_step - self.version
 
     def open_round(self, steps: int) -> None:
@@ -111,16 +111,16 @@ class Work:
         member, expected = self.crew.members[lease.worker], self.crew.expected_seconds(lease)
         if math.isinf(expected):  # what it took to its last progress is all that is known
             known = max(0.0, member.progress_at - lease.at)
-            limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_after_leases * known)
+            limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_factor * known)
         else:
-            limit = max(MIN_LATE_SECONDS, self.rules.late_after_leases * expected)
+            limit = max(MIN_LATE_SECONDS, self.rules.late_factor * expected)
         return self.crew.now - lease.at > limit
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def revoke(self, units: Iterable[int]) -> None:
         """Nobody else's answer for these units is wanted."""
-        self.crew.unanswered(self.ledger.revoke(units))
+        self.crew.note_revoked(self.ledger.revoke(units))
 
     def fail(self, grant: Grant, *, is_smallest: bool) -> None:
         """Its contribution cannot be used: its units are computed again; skipped if the smallest lease of them failed
@@ -193,7 +193,7 @@ class Rounds:
         shares = self.shares(math.ceil(len(free) / size), paces=_paces_of_groups(work))
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
-            count = shares[worker] if fresh_round else max(1, shares[worker])  # what comes back goes to whoever is idle
+            count = shares[worker] if fresh_round else max(1, shares[worker])  # returned units go to all idle ones
             count = 1 if work.failures.keys() & work.ledger.free else count
             actions.extend(work.grant(worker, size * count, exclude=work.failed_by(worker)))
         if work.ledger.free and not work.ledger.leases:  # all of them failed these units: once more
@@ -203,7 +203,7 @@ class Rounds:
     def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
         """Units of late leases are leased to those who have nothing to do, too: whose answer comes first counts."""
         late = work.late() if idle else []
-        units = sorted(work.ledger.held_once() & {unit for lease in late for unit in lease.units})
+        units = sorted(work.ledger.held_by_one() & {unit for lease in late for unit in lease.units})
         if not units:
             return []
         size, paces, granted = work.steps, _paces_of_groups(work), list[Action]()

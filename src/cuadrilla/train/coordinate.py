@@ -67,7 +67,9 @@ class Outcome:
 
 
 class CoordinatorRuntime:
-    """One run's coordinator, its merge half and its store. Used by one thread; `heard` and `request_stop` by any."""
+    """One run's coordinator, its merge half and its store. Used by one thread; `heard`, `reported` and
+    `request_stop` by any.
+    """
 
     def __init__(
         self,
@@ -117,8 +119,8 @@ class CoordinatorRuntime:
     def open(self, send: SendTo) -> None:
         """Start answering workers through `send(worker, message)`.
 
-        First the state as it is now becomes a checkpoint, if it is none yet: the initial weights, redone steps. A
-        coordinator killed between a step's journal and its row has left the row to this one.
+        First the state is saved, if no checkpoint holds it yet: the initial weights, or redone steps. A row that the
+        coordinator before could not write, between a step's journal and its end, is written now.
         """
         self._send = send
         actions = self._coordinator.start()

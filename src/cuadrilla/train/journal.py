@@ -1,9 +1,10 @@
 """The journal: a redo log of merged updates between checkpoints.
 
-Each commit appends one record — which version, units, tokens, norm, and the merged update — and fsyncs before the
-commit is announced. After a crash: newest verified checkpoint, then every record after it, gives bit for bit the
-state of the last commit, because the same code applies the same updates. A segment `journal/v%08d.log` holds the
-records that follow that checkpoint; segments before the newest few checkpoints are removed.
+In a crew each commit appends one record — which version, units, tokens, norm, and the merged update — and fsyncs
+before it is announced; where that fails, a checkpoint takes its place. After a crash: newest verified checkpoint, then
+every record after it, gives bit for bit the state of the last commit, because the same code applies the same updates.
+A segment `journal/v%08d.log` holds the records that follow that checkpoint; segments before the newest few checkpoints
+are removed.
 
     record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | the update as safetensors
 """

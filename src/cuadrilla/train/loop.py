@@ -47,7 +47,7 @@ def train(
     precision.apply(model)
     model.train()
     loss_scale = precision.loss_scale
-    micro_step_limit = section.unit_sequences if sync.one_unit_per_micro_step else most_sequences(task, worker)
+    pass_limit = section.unit_sequences if sync.one_unit_per_micro_step else max_pass_sequences(task, worker)
     newest: Version | None = None  # not downloaded until a lease comes: an idle worker downloads nothing
     micro_steps = 0
 
@@ -71,7 +71,7 @@ def train(
         sync.begin(lease)
         sums, first = Sums(), 0
         while first < len(indices) and sums.valid and not link.interrupted():
-            count = min(micro_step_limit, step_sequences - first % step_sequences, len(indices) - first)
+            count = min(pass_limit, step_sequences - first % step_sequences, len(indices) - first)
             try:
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
@@ -81,8 +81,8 @@ def train(
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                micro_step_limit = smaller_micro_step(count, fixed=sync.one_unit_per_micro_step, error=error)
-                log.warning("out of memory with %d sequences in a pass: from now on %d", count, micro_step_limit)
+                pass_limit = halved_pass(count, fixed=sync.one_unit_per_micro_step, error=error)
+                log.warning("out of memory with %d sequences in a pass: from now on %d", count, pass_limit)
                 sync.begin(lease)  # the failed backward pass may have added a part of its gradient
                 sums, first = Sums(), 0
                 continue
@@ -130,8 +130,8 @@ def micro_step(
     return loss, tokens
 
 
-def most_sequences(task: Task, worker: "WorkerSettings") -> int:
-    """In a pass. Nothing that is measured during a run decides it: the same run has the same micro-steps."""
+def max_pass_sequences(task: Task, worker: "WorkerSettings") -> int:
+    """The most sequences of a pass. Nothing measured decides it: the same run has the same passes."""
     section, whole = worker.train, worker.train.batch_sequences
     return section.pass_sequences or (
         whole if worker.device.type != "cpu" else min(whole, max(1, worker.pass_tokens // task.defaults.length))
@@ -185,7 +185,7 @@ def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     )
 
 
-def smaller_micro_step(count: int, *, fixed: bool, error: Exception) -> int:
+def halved_pass(count: int, *, fixed: bool, error: Exception) -> int:
     """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
     if fixed or count == 1:
         raise ResourceError(

@@ -78,7 +78,7 @@ class Store:
     _save_seconds: float = 0.0
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
-    _save_now: bool = False
+    _checkpoint_due: bool = False
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -158,13 +158,13 @@ class Store:
         A failed write is an alarm, and a checkpoint is due; until it is written nothing more is appended, because a
         journal with a gap cannot be redone.
         """
-        if not self.with_journal or self._save_now:
+        if not self.with_journal or self._checkpoint_due:
             return
-        self._save_now = True
+        self._checkpoint_due = True
         if self._journal.is_open:
             with self.trying(self.run.journal):
                 self._journal.append(header, update())
-                self._save_now = False
+                self._checkpoint_due = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if it is due, and say how the run stands. The last version is saved by the finish."""
@@ -174,7 +174,7 @@ class Store:
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
-        if not last and (due or best or version in self.section.keep_steps or self._save_now):
+        if not last and (due or best or version in self.section.keep_steps or self._checkpoint_due):
             self._saved_at = now  # also where it fails
             with self.trying(self.run.checkpoints):
                 self.save(snapshot, version=version)
@@ -196,7 +196,7 @@ class Store:
             optimizer=self.merge.state_tensors(),
             state={"version": version, **snapshot(), "identity": self.identity},
         )
-        self._saved_version, self._save_now = version, False
+        self._saved_version, self._checkpoint_due = version, False
         self._begin_segment(version)
         self._saved_at = self.clock()
         self._save_seconds = self._saved_at - began
@@ -218,7 +218,7 @@ class Store:
         found = files.load_newest(self.run.checkpoints)
         assert found is not None, "a run begins with a checkpoint"
         self._load(found)
-        self._save_now = True
+        self._checkpoint_due = True
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
