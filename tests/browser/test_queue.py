@@ -124,15 +124,3 @@ def test_a_search_beside_its_run(tab: Tab, search: ShownDashboard) -> None:
     assert tab.value("current") == "casa/tune/t0001", "it stays, although the list does not have it"
     tab.choose("#run", "casa")
     tab.until("document.title.startsWith('casa')")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(tab: Tab, search: ShownDashboard, scheme: str) -> None:
-    tab.resize(400, 800, phone=True)
-    tab.colours(scheme)
-    tab.open(search.link)
-    tab.until(TOLD)
-    tab.choose("#run", "casa/tune")
-    tab.until(f"{ROWS} === 7")
-    assert tab.value("document.documentElement.scrollWidth") <= 400
-    assert tab.value("document.querySelector('#crew .wide').scrollWidth <= 400")

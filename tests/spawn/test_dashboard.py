@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -85,12 +84,6 @@ def test_its_link_opens_it_and_a_signal_ends_it(run: Path) -> None:
 def test_what_is_refused(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
     done = cuadrilla("dashboard", *arguments, cwd=tmp_path)
     assert (done.returncode, message in done.stderr, "hint:" in done.stderr) == (code, True, True), done.stderr
-
-
-def test_a_port_that_is_taken(run: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = cuadrilla("dashboard", run, "--port", taken.getsockname()[1])
-    assert (done.returncode, "cannot listen" in done.stderr) == (5, True)
 
 
 def test_a_token_of_ones_own_is_not_printed(run: Path, tmp_path: Path) -> None:

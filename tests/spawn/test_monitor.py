@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,14 +88,3 @@ def test_lines_into_a_pipe(run: RunDir) -> None:
         process.stdout.read()
         assert process.stderr.read() == ""
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("of", ["this machine", "a run"])
-def test_it_needs_no_torch(run: RunDir, of: str) -> None:
-    code = (
-        "import sys; from cuadrilla.cli.app import run; code = run()\n"
-        "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
-    )
-    arguments = ["monitor", "--once", *([str(run.path)] if of == "a run" else [])]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr

@@ -17,9 +17,7 @@ from cuadrilla.link.base import NodeReport
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.rundir import FolderLock, append_event, make_private, write_json
 from cuadrilla.train.nodelog import NodeLogs
-from tests.commands import wait_for
 from tests.inside import cuadrilla
-from tests.terminal import Terminal
 from tests.watched import WrittenCrew
 
 NAME = "\x1b[2J dos"
@@ -88,18 +86,6 @@ def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
-
-
-def test_at_a_terminal(home: Home, tmp_path: Path) -> None:
-    terminal = Terminal(
-        ["monitor", "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="es", CUADRILLA_HOME=str(home.path)
-    )
-    try:
-        wait_for(terminal.shows(r"queue +en marcha +han acabado: 0 de 2"), terminal.process)
-        wait_for(terminal.shows(r"ana +uno 5 +calcula"), terminal.process)
-        wait_for(terminal.shows(r"place-1 +\\u001b\[2J dos 5"), terminal.process)
-    finally:
-        terminal.close()
 
 
 def test_it_needs_no_torch(home: Home) -> None:

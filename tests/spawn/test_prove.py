@@ -2,15 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir
-from tests.commands import COMMAND, TASK, make_run, wait_for
+from tests.commands import COMMAND, TASK, make_run
 
 CREW = ("--crew", "1.0,0.5", "--steps", "6")
 OTHER_MODEL_IN_A_CREW = TASK.replace(
@@ -68,24 +66,6 @@ def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     assert "tensors differ, such as 0.bias" in done.stderr
     assert "hint:" in done.stderr
     assert "Equal" not in done.stdout
-    assert untouched(run, temporary)
-
-
-@pytest.mark.thorough
-def test_ctrl_c_leaves_nothing(run: RunDir, temporary: Path) -> None:
-    process = subprocess.Popen(
-        command(run, *CREW), env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE, text=True,
-        stdout=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    wait_for(lambda: len(psutil.Process(process.pid).children()) == 2, process)
-    workers = psutil.Process(process.pid).children()
-    os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=150)[1]
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert "interrupted" in said
-    assert len(psutil.wait_procs(workers, timeout=30)[0]) == 2
     assert untouched(run, temporary)
 
 

@@ -1,7 +1,6 @@
 """A service among strangers, liars and the careless: others are answered, nothing is told, and it ends when told to."""
 
 import contextlib
-import http.client
 import json
 import os
 import resource
@@ -9,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -61,10 +58,7 @@ class Liar:
         for one in inputs:
             if one.startswith("raise"): raise ValueError(one)
             if one == "few": continue
-            if one == "many": found.append(0.0)
-            if one == "stop": raise StopIteration
             if one == "exit": sys.exit(3)
-            if one == "text": found.append("x"); continue
             found.append(float("nan") if one == "nan" else float(len(one)))
         return found
 
@@ -187,18 +181,11 @@ JSON = "Content-Type: application/json"
     ("name", "make", "statuses"),
     [
         ("two hosts", lambda s: head(s, "GET /healthz", "Host: evil.example"), {400}),
-        ("another origin", lambda s: head(s, "GET /v1/models", "Origin: https://evil.example"), {403}),
-        ("a key in the query", lambda s: head(s, f"GET /v1/models?key={KEY}&api_key={KEY}", key=""), {401}),
-        ("a key of a megabyte", lambda s: head(s, key="a" * MIB), {400, 431}),
         ("a header of a megabyte", lambda s: head(s, "GET /healthz", "X: " + "a" * MIB), {400, 431}),
         ("an address of a megabyte", lambda s: head(s, "GET /" + "a" * MIB), {400, 431}),
-        ("TRACE", lambda s: head(s, "TRACE /v1/models", CLOSE), {405}),
-        ("a range", lambda s: head(s, "GET /v1/models", CLOSE, "Range: bytes=" + "0-," * 1000), {200}),
         ("gzip", lambda s: post(s, b"\x1f\x8b", more=["Content-Encoding: gzip", CLOSE]), {400}),
         ("rubbish", lambda _: bytes(range(256)) * 20, {400}),
-        ("a path with a line break", lambda s: head(s, "GET /%0d%0aX:%20y/%00%ff", CLOSE), {404}),
         ("a path upwards", lambda s: head(s, "GET /../../etc/passwd", CLOSE), {404}),
-        ("documentation", lambda s: head(s, "GET /docs", CLOSE), {404}),
     ],
 )
 def test_requests_of_strange_shapes(
@@ -216,23 +203,13 @@ def test_requests_of_strange_shapes(
     ("path", "body", "statuses"),
     [
         (COMPLETIONS, b'{"prompt": "\\ud800"}', {422}),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', {422}),
-        ("/v1/predict", b'{"inputs": ["\\ud800"]}', {200}),
         ("/v1/predict", b'{"inputs": [{"\\ud800": 1}]}', {422}),
-        (COMPLETIONS, b'{"prompt"', {422}),
-        (COMPLETIONS, b"\xff\xfe", {422}),
         (COMPLETIONS, b'"\xff"', {400}),
         (COMPLETIONS, b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", {400}),
         (COMPLETIONS, b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", {400}),
         (COMPLETIONS, b'{"prompt": [' + b"null," * 10**5 + b"null]}", {422}),
-        (COMPLETIONS, b'{"prompt": "a", "n": 63}', {200, 429}),
         (COMPLETIONS, b'{"prompt": "' + b"a" * 10**6 + b'"}', {422}),
-        (COMPLETIONS, b'{"prompt": [300]}', {422}),
-        (COMPLETIONS, b'{"prompt": "", "max_tokens": 0}', {200}),
-        (COMPLETIONS, b'{"prompt": [[]], "max_tokens": 0, "echo": true, "logprobs": 5}', {200}),
-        (COMPLETIONS, b'{"prompt": "' + b"\\u0000" * 100 + b'", "max_tokens": 1}', {200}),
         (COMPLETIONS, b'{"prompt": "a", "model": "../../etc/passwd"}', {404}),
-        (COMPLETIONS, b'{"prompt": "a", "model": "liar"}', {404}),
         ("/v1/predict", b'{"inputs": ["a"], "model": "long"}', {404}),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, bytes) else "",
@@ -242,15 +219,6 @@ def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes
     assert status in statuses
     assert json.loads(answer.partition(b"\r\n\r\n")[2])
     is_well(service)
-
-
-def test_nesting_that_is_nearly_too_deep(service: Service) -> None:
-    """Whoever reads a body after the edge is deeper in calls than the edge is."""
-    for depth in range(850, 1000, 7):
-        for before in (b'{"prompt":', b'{"logit_bias":', b'{"inputs":', b""):
-            body = before + b"[" * depth + b"]" * depth + (b"}" if before else b"")
-            status, _ = said(service, post(service, body, path="/v1/predict", more=[CLOSE]))
-            assert status in (400, 422)
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -273,7 +241,7 @@ def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
     assert b"NaN" not in stream
 
 
-@pytest.mark.parametrize("lie", ["raise", "few", "many", "nan", "text", "stop", "exit"])
+@pytest.mark.parametrize("lie", ["raise", "few", "nan", "exit"])
 def test_a_task_that_lies_or_fails(service: Service, lie: str) -> None:
     """Only who asked for it hears of it."""
     with ThreadPoolExecutor(4) as pool:
@@ -291,11 +259,8 @@ def test_a_task_that_lies_or_fails(service: Service, lie: str) -> None:
     [
         ("a stream", {"stream": True}, 1),
         ("an answer in one piece", {}, 1),
-        ("several choices", {"n": 4}, 1),
-        ("several choices of a stream", {"n": 4, "stream": True}, 1),
         ("a prompt that is scored", {"prompt": "Hola " * 300, "echo": True, "logprobs": 1, "n": 4}, 1),
         ("some that wait", {}, 20),
-        ("choices that wait", {"n": 60, "stream": True}, 1),
     ],
 )
 @pytest.mark.parametrize("way", ["closes", "resets"])
@@ -376,36 +341,6 @@ def test_it_ends_when_those_at_hand_have_their_answer(folder: Path) -> None:
         with pytest.raises(OSError, match=r"refused|reset"):
             service.ask("/healthz")
         assert "Traceback" not in service.said.read_text()
-
-
-@pytest.mark.thorough
-def test_four_times_as_much_as_it_can(service: Service) -> None:
-    """Whoever is admitted is answered in full; the others are told when to come again; nothing else happens."""
-    asked = {**LONG, "max_tokens": 30}
-    before, until = resident(service), time.monotonic() + 8
-    statuses: list[int] = []
-
-    def caller() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port_of(service), timeout=60)
-        while time.monotonic() < until:
-            connection.request("POST", COMPLETIONS, json.dumps(asked), {"Content-Type": "application/json", **BEARER})
-            answer = connection.getresponse()
-            body = json.loads(answer.read())
-            statuses.append(answer.status)
-            if answer.status == 200:
-                assert body["choices"][0]["finish_reason"] == "length"
-            else:
-                assert int(answer.headers["Retry-After"]) >= 1
-        connection.close()
-
-    threads = [threading.Thread(target=caller) for _ in range(4 * (SLOTS + QUEUE))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(statuses) == {200, 429}
-    until_idle(service)
-    assert resident(service) - before < 64 * MIB
 
 
 @pytest.mark.thorough

@@ -4,9 +4,7 @@ import json
 import shutil
 import signal
 import subprocess
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -98,31 +96,6 @@ def test_what_was_set_for_the_run_itself_is_not_the_searchs(finished: Path, tmp_
     assert cuadrilla("train", folder, "--set", "train.steps=3").returncode == 0
     done = cuadrilla("tune", folder)
     assert (done.returncode, "4 trials are finished" in done.stderr) == (0, True), done.stderr
-
-
-@pytest.mark.thorough
-def test_optuna_dashboard_opens_the_store(finished: Path, port: int, tmp_path: Path) -> None:
-    (tmp_path / "study.db").symlink_to(finished / "tune" / "study.db")  # what it opens is an address
-    store = f"sqlite:///{tmp_path / 'study.db'}"
-    command = [str(Path(COMMAND[0]).with_name("optuna-dashboard")), store, "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        answer: dict[str, Any] = {}
-
-        def answers() -> bool:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies/1", timeout=10) as reply:
-                    answer.update(json.load(reply))
-            except OSError:
-                return False
-            return True
-
-        wait_for(answers)
-    finally:
-        process.terminate()
-        process.wait(30)
-    assert {trial["state"] for trial in answer["trials"]} == {"Complete"}
-    assert all(trial["params"][0]["name"] == "optim.lr" for trial in answer["trials"])
 
 
 @pytest.mark.thorough

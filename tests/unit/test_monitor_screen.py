@@ -86,59 +86,10 @@ def test_a_crew() -> None:
     assert head == (
         "10:00:00  mío  running  step 1,318  loss 4.111  held-out 1.290 bits/byte  42,700 tokens/s  workers: 2"
     )
-    assert names.split() == [
-        "machine",
-        "device",
-        "phase",
-        "share",
-        "tokens/s",
-        "waits",
-        "CPU",
-        "memory",
-        "GPU",
-        "GPU",
-        "memory",
-        "°C",
-        "up",
-        "down",
-        "round",
-        "trip",
-        "lag",
-        "last",
-        "word",
-    ]
-    assert re.split(r" +", pc) == (
-        [
-            "pc",
-            "cuda",
-            "sending",
-            "50",
-            "%",
-            "1,234",
-            "7",
-            "%",
-            "50",
-            "%",
-            "-",
-            "97",
-            "%",
-            "9.8/12.0",
-            "GiB",
-            "68",
-            "110.0",
-            "MB/s",
-            "50",
-            "kB/s",
-            "4",
-            "ms",
-            "3",
-            "s",
-            "!",
-            "loss",
-            "is",
-            "nan",
-        ]
-    )
+    heads = "machine device phase share tokens/s waits CPU memory GPU GPU memory °C up down round trip lag last word"
+    assert names.split() == heads.split()
+    shown = "pc cuda sending 50 % 1,234 7 % 50 % - 97 % 9.8/12.0 GiB 68 110.0 MB/s 50 kB/s 4 ms 3 s ! loss is nan"
+    assert pc.split() == shown.split()
     assert "12.0/31.0 GiB" in mac
     assert re.split(r" +", old)[:4] == ["old", "-", "gone", "-"]
     narrow = lines(run_screen(CREW, clock="10:00:00", width=80), width=80)

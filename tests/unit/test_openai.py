@@ -95,15 +95,10 @@ def test_a_wrong_field_of_a_chat_is_named(name: str, value: Any) -> None:
     ("kind", "asked"),
     [
         (CompletionRequest, {"prompt": [None] * 100_000}),
-        (CompletionRequest, {"prompt": [[]] * 100_000}),
         (CompletionRequest, {"prompt": [[None] * 100_000]}),
-        (CompletionRequest, {"prompt": [["a"] * 1000] * 60}),
-        (CompletionRequest, {"stop": [1] * 100_000}),
-        (ChatRequest, {"messages": [{}] * 100_000}),
         (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 100_000}]}),
         (PredictRequest, {"inputs": [None] * 100_000}),
         (PredictRequest, {"inputs": []}),
-        (PredictRequest, {"inputs": {}}),
     ],
 )
 def test_a_long_list_has_few_errors(kind: type[BaseModel], asked: dict[str, Any]) -> None:
@@ -127,25 +122,16 @@ def test_what_asks_for_nothing_is_let_through() -> None:
 
 
 UNKNOWN = {
-    "GuideLLM": {
-        "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "max_tokens": 8,
-        "min_tokens": 8, "ignore_eos": True, "stop": None,
-    },
-    "Open WebUI": {
-        "stream": True, "stream_options": {"include_usage": True}, "metadata": {"user_id": "1", "features": {}},
-        "features": {"web_search": False}, "session_id": "s", "chat_id": "c", "id": "m", "params": {}, "files": None,
-        "tool_servers": [], "variables": {"{{USER_NAME}}": "Ana"}, "model_item": {"id": "run", "owned_by": "openai"},
-        "background_tasks": {"title_generation": True, "tags_generation": True},
-    },
-    "odd names": {"\x1b[31m": 1, "__class__": "x", "model_config": {}, "extra": None},
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "min_tokens": 8,  # GuideLLM
+    "metadata": {"user_id": "1", "features": {}}, "session_id": "s", "files": None,  # Open WebUI
+    "\x1b[31m": 1, "__class__": "x", "model_config": {}, "extra": None,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("client", UNKNOWN)
 @pytest.mark.parametrize(("kind", "least"), [(CompletionRequest, {"prompt": "Hola"}), (ChatRequest, SAID)])
-def test_unknown_fields_are_ignored(kind: type[CompletionRequest | ChatRequest], least: Any, client: str) -> None:
+def test_unknown_fields_are_ignored(kind: type[CompletionRequest | ChatRequest], least: Any) -> None:
     """As vLLM, llama.cpp and SGLang do."""
-    asked = kind.model_validate({**least, **UNKNOWN[client]})
+    asked = kind.model_validate({**least, **UNKNOWN})
     assert set(asked.model_dump(exclude_unset=True)) <= set(kind.model_fields)
 
 

@@ -98,15 +98,6 @@ def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
     assert by_name["pc"]["usage"]["cpu_percent"] == 50.0
 
 
-def test_one_machine_does_all_of_it(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    add_rows(run.events, [came("joined", "worker-1", 1)])
-    add_rows(run.metrics, [{"version": 1, "tokens_per_second": 50.0, "shares": {"worker-1": 1.0}}])
-    with FolderLock(run.lock, purpose="a test"):
-        (only,) = RunReader(run).data(now=START)["machines"]
-    assert some(only, "share", "tokens_per_second", "here") == (1.0, 50.0, True)
-
-
 EVENTS = [
     {"event": "joined", "worker": "old"},
     {"event": "finished"},
