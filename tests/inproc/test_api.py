@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -110,21 +109,6 @@ def test_an_error_of_the_callback_ends_the_training_and_loses_no_step(folder: Pa
     assert final_sha256(run.path) == final_sha256(trained.path)
 
 
-def test_it_trains_in_a_thread_and_is_stopped_from_another(folder: Path) -> None:
-    run = cuadrilla.new_run(folder / "thread", SETTINGS)
-    begun, found = threading.Event(), list[cuadrilla.Outcome]()
-    settings = {"train.steps": 100_000}
-    thread = threading.Thread(
-        target=lambda: found.append(run.train(settings, on_step=lambda _row: begun.set())), name="of the caller"
-    )
-    thread.start()
-    assert begun.wait(timeout=120)
-    run.stop()
-    thread.join(timeout=120)
-    assert [outcome.complete for outcome in found] == [False]
-    assert run.config.train.steps == 100_000
-
-
 def test_settings_are_checked_before_a_folder_is_made(folder: Path, trained: cuadrilla.Run) -> None:
     for settings, words in (
         ({"train": {"batchsize": 3}}, "unknown key train.batchsize"),
@@ -146,13 +130,6 @@ def test_settings_are_checked_before_a_folder_is_made(folder: Path, trained: cua
         cuadrilla.open_run(folder / "data")
     with pytest.raises(AttributeError, match="trian"):
         cuadrilla.trian  # noqa: B018
-
-
-def test_a_data_folder_is_named_as_seen_from_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    run = cuadrilla.new_run("deep/er", {**SETTINGS, "data": {"folder": Path("data")}})
-    assert run.config.data.folder == os.path.join("..", "..", "data")
-    assert cuadrilla.open_run("deep/er").path == run.path == folder / "deep" / "er"
 
 
 def test_importing_it_costs_no_torch() -> None:

@@ -17,7 +17,7 @@ from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve import served
-from cuadrilla.serve.batching import Batcher, Call, Rate
+from cuadrilla.serve.batching import Batcher, Call
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
@@ -128,15 +128,6 @@ def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: InferenceModel
     asyncio.run(scene())
 
 
-def test_a_row_without_anything_to_do_ends_at_once(model: InferenceModel) -> None:
-    async def scene() -> None:
-        async with batcher(model) as service:
-            call = service.submit([Row([1], replace(GREEDY, max_tokens=0))])
-            assert [step async for step in steps_of(call)] == [(None, "length")]
-
-    asyncio.run(scene())
-
-
 def test_a_step_that_fails_ends_its_calls_and_not_the_service(
     model: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,13 +170,3 @@ def test_closing_ends_who_is_there_and_who_waits(model: InferenceModel) -> None:
         assert refused.value.status_code == 503
 
     asyncio.run(scene())
-
-
-def test_a_rate_forgets_what_is_long_ago() -> None:
-    rate = Rate()
-    assert rate.value == 0
-    rate.add(100, 1.0)
-    assert rate.value == pytest.approx(100)
-    for _ in range(20):
-        rate.add(10, 1.0)
-    assert rate.value == pytest.approx(10, rel=1e-3)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.web.runs import MAX_OPEN, Runs
+from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.rundir import append_event
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
@@ -140,15 +140,6 @@ def test_runs_of_a_folder(tmp_path: Path) -> None:
     assert set(Runs([tmp_path / "uno" / "metrics.jsonl"]).names()) == {"uno"}
     with pytest.raises(ConfigError, match="is not a folder"):
         Runs([tmp_path / "missing"])
-
-
-def test_few_runs_are_kept_open(tmp_path: Path) -> None:
-    for number in range(MAX_OPEN + 5):
-        WrittenCrew(folder=tmp_path / f"r{number}", speeds={"ana": 1.0}, rounds=2).write()
-    runs = Runs([tmp_path])
-    assert {row["version"] for row in runs.summaries()} == {2}
-    assert all(runs.watched(key) for key in runs.names())
-    assert len(runs._open) == MAX_OPEN
 
 
 def test_a_run_that_trains_is_told_from_one_that_was_broken_off(tmp_path: Path) -> None:

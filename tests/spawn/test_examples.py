@@ -4,7 +4,6 @@ import gzip
 import importlib.util
 import json
 import os
-import pickle
 import re
 import shutil
 import struct
@@ -78,18 +77,6 @@ def write_made_up_mnist(folder, *, held_out=200):
         (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(digits))
 
 
-def real_mnist():
-    """The folder with MNIST's test files, if this machine has them."""
-    root = os.environ.get("CUADRILLA_TEST_DATA")
-    if not root:
-        pytest.skip("CUADRILLA_TEST_DATA is not set: a folder with mnist/t10k-{images-idx3,labels-idx1}-ubyte.gz")
-    folder = Path(root) / "mnist"
-    for name in ("t10k-images-idx3-ubyte.gz", NAME):
-        if not (folder / name).exists():
-            pytest.skip(f"mnist/{name} is missing in the folder CUADRILLA_TEST_DATA")
-    return folder
-
-
 # -- trained ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,23 +92,6 @@ def test_the_cnn_learns_the_digits_of_scikit_learn(tmp_path):
     run_file = copy_examples(tmp_path / "digits") / "mnist.toml"
     last = trained(run_file, 'task.path="mnist_cnn.py:digits"', "train.steps=60", "train.epochs=0.0")
     assert last["val_accuracy"] > 0.6  # 0.1 without learning
-
-
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is not None, reason="scikit-learn is installed")
-def test_without_scikit_learn_the_remedy_is_named(tmp_path):
-    done = train(copy_examples(tmp_path / "digits") / "mnist.toml", 'task.path="mnist_cnn.py:digits"')
-    assert done.returncode == 3
-    assert "pip install scikit-learn" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_cnn_learns_real_digits(tmp_path):
-    data = real_mnist()
-    folder = copy_examples(tmp_path / "mnist")
-    shutil.copytree(data, folder / "mnist")
-    last = trained(folder / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=60", "train.epochs=0.0")
-    assert last["version"] == 60
-    assert last["val_accuracy"] > 0.8  # 0.1 without learning
 
 
 def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
@@ -270,21 +240,15 @@ LABELS = gzip.compress(idx(np.arange(50) % 10), mtime=0)
 
 @pytest.fixture
 def site(monkeypatch):
-    """A server on this machine; the folder in its address says how it behaves."""
+    """A server on this machine."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            behaviour = self.path.split("/")[1]
-            if behaviour == "silent":
-                over.wait(30)
-                return
-            content = b"<html>Please log in</html>" if behaviour == "wrong" else LABELS
-            self.send_response(404 if behaviour == "missing" else 200)
-            self.send_header("Content-Length", str(len(content)))
+            self.send_response(404 if "missing" in self.path else 200)
+            self.send_header("Content-Length", str(len(LABELS)))
             self.end_headers()
-            self.wfile.write(content[:-10] if behaviour == "cut" else content)
+            self.wfile.write(LABELS)
 
         def log_message(self, *arguments):
             pass
@@ -294,7 +258,6 @@ def site(monkeypatch):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
-    over.set()
     server.shutdown()
     thread.join()
     server.server_close()
@@ -310,24 +273,6 @@ def test_the_right_file_is_kept_and_not_asked_for_again(site, data_module, tmp_p
     assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url=f"{site}/missing/") == path
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "said"),
-    [("right", "not this file"), ("wrong", "not this file"), ("cut", ""), ("missing", "404"), ("silent", "timed out")],
-)
-def test_a_bad_download_leaves_nothing(site, data_module, tmp_path, behaviour, said):
-    """`right` here: a well-formed file, which is not MNIST's."""
-    if behaviour != "right":
-        data_module.SHA256[NAME] = data_module.hashlib.sha256(LABELS).hexdigest()
-    data_module.TIMEOUT_SECONDS = 5.0 if behaviour != "silent" else 0.2
-    with pytest.raises(DataError) as caught:
-        data_module.download(NAME, folder=tmp_path, url=f"{site}/{behaviour}/")
-    assert said in caught.value.message
-    assert str(tmp_path) in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
-    if behaviour == "missing":
-        caught.value.__cause__.close()  # an HTTPError holds the connection until it is forgotten
-
-
 # -- damaged ---------------------------------------------------------------------------------------------------------
 
 GOOD = idx(np.arange(50) % 10)
@@ -338,12 +283,8 @@ PACKED = gzip.compress(GOOD, mtime=0)
     ("name", "content"),
     [
         ("empty.gz", b""),
-        ("cut", GOOD[:-1]),
         ("huge", GOOD[:4] + b"\xff\xff\xff\xff" + GOOD[8:]),
-        ("images", idx(np.zeros((50, 28, 28)))),
-        ("pickle", pickle.dumps(list(range(50)))),
         ("cut.gz", PACKED[:-9]),
-        ("flipped.gz", PACKED[:20] + b"\xff\xff\xff" + PACKED[23:]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -351,18 +292,3 @@ def test_a_file_that_is_not_what_it_should_be_is_named(data_module, tmp_path, na
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=str(tmp_path / name)):
         data_module.read_idx(tmp_path / name, num_dimensions=1)
-
-
-@pytest.mark.parametrize(
-    ("images", "digits"),
-    [
-        (np.zeros((50, 28, 28)), np.zeros(49)),
-        (np.zeros((50, 32, 32)), np.zeros(50)),
-        (np.zeros((50, 28, 28)), np.full(50, 10)),
-    ],
-)
-def test_files_that_do_not_belong_together_are_refused(data_module, tmp_path, images, digits):
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(images))
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(digits))
-    with pytest.raises(DataError, match="train images have shape"):
-        data_module.load("train", folder=tmp_path)

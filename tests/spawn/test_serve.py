@@ -1,6 +1,5 @@
 """The service as its clients see it: OpenAI's own library, curl, an evaluation harness, a browser's requests."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -18,13 +17,12 @@ import torch
 from cuadrilla.model.generate import generate
 from cuadrilla.model.hf import save_hf
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.rundir import RunDir
-from cuadrilla.train.trained import LanguageModel, load_trained, open_model
+from cuadrilla.train.trained import LanguageModel, open_model
 from tests.commands import make_run, train
 from tests.inside import cuadrilla
 from tests.models import language_run
 from tests.serving import Service, serving
-from tests.spawn.test_examples import NEEDS_SKLEARN, copy_examples
+from tests.spawn.test_examples import copy_examples
 
 pytestmark = pytest.mark.spawn
 
@@ -232,26 +230,6 @@ def test_the_mlp_predicts(tmp_path: Path) -> None:
         assert service.ask("/v1/completions", {"prompt": "x"})[0] == 404
         assert [model["id"] for model in service.ask("/v1/models")[1]["data"]] == ["mlp"]
         assert service.stop() == 0
-
-
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason=NEEDS_SKLEARN)
-def test_the_cnn_reads_digits(tmp_path: Path) -> None:
-    run_file = copy_examples(tmp_path / "digits") / "mnist.toml"
-    sets = ('task.path="mnist_cnn.py:digits"', "train.steps=60", "train.epochs=0.0")
-    done = cuadrilla("train", run_file, *(word for one in sets for word in ("--set", one)))
-    assert done.returncode == 0, done.stderr
-    trained = load_trained(RunDir(run_file.parent), device="cpu")
-    held_out = trained.task.data("val")
-    examples = [held_out[index] for index in range(64)]
-    with serving(run_file.parent) as service:
-        status, answer = service.ask(
-            "/v1/predict", {"inputs": [{"image": example["image"].tolist()} for example in examples]}
-        )
-    assert status == 200
-    right = sum(
-        guess["digit"] == int(example["digit"]) for guess, example in zip(answer["outputs"], examples, strict=True)
-    )
-    assert right > 0.6 * len(examples)
 
 
 def test_a_task_that_cannot_be_asked_says_what_is_missing(tmp_path: Path) -> None:

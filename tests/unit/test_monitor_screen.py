@@ -110,13 +110,6 @@ def test_a_run_that_nobody_has_joined() -> None:
     assert lines(run_screen(empty, clock="0")) == ["0  x  not begun", "no machine has joined yet"]
 
 
-def test_heat_and_silence_stand_out() -> None:
-    hot = machine("hot", usage={"cpu_percent": 5, "temperature_celsius": 95.0})
-    crew = {**CREW, "machines": [hot, machine("late", seen=NOW - 40), machine("well")]}
-    shown = lines(run_screen(crew, clock="0"), colour=True)
-    assert [re.search(r"\x1b\[(\d+)m *(hot|late)", line) is not None for line in shown[2:]] == [True, True, False]
-
-
 def test_what_this_machine_hands_out() -> None:
     """A name that is a word of ours stays what it is."""
     jobs = [{"state": "complete"}, {"state": "running"}]

@@ -82,15 +82,6 @@ def test_a_running_crew(running: RunReader) -> None:
     assert of(found, "node_cpu_utilization_ratio", run="casa", node="eva") is None  # it has left
 
 
-def test_a_run_whose_process_is_gone_is_not_active(running: RunReader) -> None:
-    running.run.lock.unlink()
-    watched = RunReader(running.run)
-    watched.refresh()
-    found = read(metrics_text([("casa", watched)]))
-    assert (watched.state, of(found, "run_active", run="casa")) == ("stopped", 0)
-    assert of(found, "node_up", run="casa", node="ana") == 0
-
-
 def test_hostile_names_stay_labels(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     add_rows(run.metrics, [{"version": 1, "tokens": 10, "shares": {HOSTILE: 1.0, "\ud800": 0.0}}])

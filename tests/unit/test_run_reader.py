@@ -128,26 +128,6 @@ def test_who_is_there(tmp_path: Path) -> None:
     assert some(reader.data(now=START), "state", "reason", "seen") == ("waiting", "the disk is full", 10)
 
 
-def test_shares_and_speeds_are_those_of_the_newest_steps(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    add_rows(run.events, EVENTS)
-    add_rows(
-        run.metrics,
-        [
-            {"version": 7, "tokens_per_second": 1000.0, "shares": {"ana": 1.0}},
-            {"version": 8, "tokens_per_second": 1000.0, "shares": {"ana": 0.5, "luis": 0.5}},
-            {"version": 9, "tokens_per_second": 4000.0, "shares": {"ana": 1.0, "eva": 0.0}},
-        ],
-    )
-    with FolderLock(run.lock, purpose="a test"):
-        now = RunReader(run).data(now=START)
-    found = {each["name"]: some(each, "share", "tokens_per_second") for each in now["machines"] if each["here"]}
-    assert (now["tokens_per_second"], found) == (
-        2000.0,
-        {"ana": (pytest.approx(2.5 / 3), pytest.approx(5000 / 3)), "eva": (0.0, 0.0)},
-    )
-
-
 @pytest.mark.parametrize(
     ("status", "state"),
     [

@@ -18,10 +18,6 @@ RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that ho
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
 
 
-OF_DIMENSIONS = ("tune.space.", "tune.constraints.")
-"""What is not said of one is of no interest."""
-
-
 def show_config(run: Path, sets: list[str]) -> None:
     """Every value of a run and where it comes from: default, file or --set."""
     resolved = read_run_file(run, sets=sets)
@@ -37,7 +33,7 @@ def show_config(run: Path, sets: list[str]) -> None:
     rows = []
     for name, value in leaves(values).items():
         origin = resolved.origins[name]
-        if name.startswith(OF_DIMENSIONS) and origin == "default":
+        if name.startswith("tune.space.") and origin == "default":  # of no interest
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"

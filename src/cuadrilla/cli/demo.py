@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cuadrilla.cli.evaluate import judged
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.stages import shown_progress
@@ -155,18 +156,11 @@ def demo(
 
 
 def _evaluate(run: RunDir) -> dict[str, Any]:
-    from cuadrilla.model.gpt2 import GPT2
-    from cuadrilla.model.language import LanguageTask
-    from cuadrilla.train.evaluate import judge_stories
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
-    assert isinstance(trained.task, LanguageTask)
-    assert isinstance(trained.model, GPT2)
     held_out = trained.evaluate(sequences=trained.config.evaluate.sequences)
-    report = judge_stories(
-        trained.model, trained.task.tokenizer, num_stories=200, num_pairs=500, temperature=0.8, seed=0
-    )
+    report = judged(trained, stories=200, pairs=500)
     say(
         "held-out         {bits:.3f} bits per byte\n"
         "stories right    {stories_right:.1%} of {stories}\n"
@@ -177,9 +171,5 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
         pairs_right=report["pairs_right"],
         pairs=report["num_pairs"],
     )
-    return {
-        "bits_per_byte": held_out["bits_per_byte"],
-        "stories_right": report["stories_right"],
-        "pairs_right": report["pairs_right"],
-        "examples": report["examples"],
-    }
+    kept = {key: report[key] for key in ("stories_right", "pairs_right", "examples")}
+    return {"bits_per_byte": held_out["bits_per_byte"], **kept}

@@ -54,7 +54,10 @@ def evaluate(
             precision=trained.precision,
         )
         result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=sequences)}
-        _show(result | (_judged(trained, stories, pairs) if stories or pairs else {}))
+        if stories or pairs:
+            result |= judged(trained, stories=stories, pairs=pairs)
+            del result["examples"]
+        _show(result)
         return
     if stories or sequences:
         raise ConfigError(
@@ -67,7 +70,7 @@ def evaluate(
     _compare(models, tests, device=device, newest=newest)
 
 
-def _judged(trained: Any, stories: int, pairs: int) -> dict[str, Any]:
+def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
     """Measures of the built-in stories. Raises ConfigError for a model of another kind."""
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
@@ -75,10 +78,9 @@ def _judged(trained: Any, stories: int, pairs: int) -> dict[str, Any]:
 
     if not (isinstance(trained.task, LanguageTask) and isinstance(trained.model, GPT2)):
         raise ConfigError("--stories and --pairs are for language models", hint="leave them out")
-    report = judge_stories(
+    return judge_stories(
         trained.model, trained.task.tokenizer, num_stories=stories, num_pairs=pairs, temperature=0.8, seed=0
     )
-    return {key: value for key, value in report.items() if key != "examples"}
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from cuadrilla.cli.output import emit_json_line, emit_lines, options, stdout
+from cuadrilla.cli.output import emit_json, emit_lines, options, stdout
 from cuadrilla.crew.signals import handling
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
@@ -78,7 +78,7 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
         while True:
             now = read()
             if options.json:
-                emit_json_line(now)
+                emit_json(now, indent=None)  # a line for a value
             else:
                 clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
                 show(draw(now, clock=clock, width=console.width if is_drawn else None))

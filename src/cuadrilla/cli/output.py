@@ -97,11 +97,6 @@ def emit_json(value: Any, *, indent: int | None = 1) -> None:
     print(printable(json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
 
 
-def emit_json_line(value: Any) -> None:
-    """One of many that follow each other: whoever reads them takes a line for a value."""
-    emit_json(value, indent=None)
-
-
 def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
     """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
 

@@ -19,9 +19,6 @@ from cuadrilla.printable import one_line
 GIB = 2**30
 BAR_CELLS, NARROW_CELLS = 20, 150
 UNKNOWN = "-"
-LATE_SECONDS = 15.0
-"""A machine says something every five seconds."""
-HOT_CELSIUS = 90.0
 STATE_WORDS = {
     "running": Message("running"),
     "complete": Message("complete"),
@@ -120,7 +117,7 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
                 _say(column.head), justify="left" if column.left else "right", no_wrap=column.cell != _word
             )
     for row in rows:
-        table.add_row(*(_text(column.cell(row)) for column in columns), style=_style(row))
+        table.add_row(*(_text(column.cell(row)) for column in columns), style="" if row["here"] else "dim")
     return Group(head, table)
 
 
@@ -143,13 +140,6 @@ def _head(now: Data) -> list[str]:
     elif now["seen"] is not None:
         parts.append(Message("last seen {time} ago", time=duration(now["time"] - now["seen"])))
     return [*parts, now["reason"]]
-
-
-def _style(machine: Machine) -> str:
-    if not machine["here"]:
-        return "dim"
-    late = machine["usage"] and (machine["lag"] or 0.0) > LATE_SECONDS
-    return "red" if (_celsius(machine) or 0.0) >= HOT_CELSIUS else "yellow" if late else ""
 
 
 def _lag(machine: Data, now: Data) -> float | None:

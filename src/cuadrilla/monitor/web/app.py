@@ -20,7 +20,7 @@ from cuadrilla.monitor.about import about
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
 from cuadrilla.monitor.run import RunReader
 from cuadrilla.monitor.web.page import page_text
-from cuadrilla.monitor.web.runs import MAX_OPEN, Runs
+from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE
 from cuadrilla.serve.page import preferred
 
@@ -102,7 +102,7 @@ class Dashboard:
         return Response(await asyncio.to_thread(self._metrics_text), media_type=CONTENT_TYPE)
 
     def _metrics_text(self) -> bytes:
-        watched = ((key, self.runs.watched(key)) for key in self.runs.names()[:MAX_OPEN])
+        watched = ((key, self.runs.watched(key)) for key in self.runs.names())
         return metrics_text([(key, run) for key, run in watched if run is not None])
 
 

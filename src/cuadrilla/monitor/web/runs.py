@@ -1,15 +1,13 @@
 """Which runs a dashboard shows: run folders that were named, those in folders that were named, and those of the queue.
 
 A run is addressed by its key, a name of ours; no path comes from the page. The queue and searches are found beside them
-and have keys, too. The trials of a search may be many: none is in the list, and each can be looked at. The curves of
-the `MAX_OPEN` that were looked at last are in memory.
+and have keys, too. The trials of a search may be many: none is in the list, and each can be looked at.
 """
 
 import contextlib
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from cuadrilla.monitor.run import RunReader, modified, state_of
 from cuadrilla.rundir import RunDir
 from cuadrilla.tune.folder import JOBS
 
-MAX_RUNS, MAX_OPEN = 500, 24
+MAX_RUNS = 500
 LOOK_SECONDS = 3.0
 QUEUE, TUNE = "queue", "tune"
 TRIAL = re.compile(r"t[0-9]{4,6}")
@@ -42,7 +40,7 @@ class Runs:
         self._lock = threading.Lock()
         self._paths: dict[str, Path] = {}
         self._looked = float("-inf")
-        self._open: OrderedDict[Path, RunReader] = OrderedDict()
+        self._open: dict[Path, RunReader] = {}
 
     def names(self) -> list[str]:
         """Those that are there now, the one that wrote last first; then those that only the queue names; then the queue
@@ -60,10 +58,9 @@ class Runs:
             path = self._path(key)
             if path is None:
                 return None
-            found = self._open.pop(path) if path in self._open else open_run(path, queue=self._queue)
-            self._open[path] = found
-            while len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
+            if path not in self._open:
+                self._open[path] = open_run(path, queue=self._queue)
+            found = self._open[path]
         found.refresh()
         return found
 
