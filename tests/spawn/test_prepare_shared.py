@@ -1,4 +1,4 @@
-"""A preparation shared by several processes: the same bytes as by one, interrupted, killed, continued, added to."""
+"""A preparation shared by several processes: the same bytes as by one, interrupted, killed, added to."""
 
 import json
 import shutil
@@ -64,37 +64,22 @@ def processes_of_jobs(pid):
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
-def finished(out):
-    return sorted(path.name for path in (out / ".work").glob("*.npz")) if (out / ".work").exists() else []
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_what_was_finished_is_not_done_again_and_the_processes_end(library, prepared, tmp_path, stop):
+def test_the_processes_end_with_the_command_and_it_begins_anew(library, prepared, tmp_path, stop):
     out = tmp_path / "out"
     child = start(library, out=out, stage="cleaning")
-    wait_for(lambda: finished(out))
+    wait_for(lambda: list(out.glob(".work/*.npz")))
     others = psutil.Process(child.pid).children(recursive=True)
     child.send_signal(stop)
     child.communicate()
     assert psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)[1] == []
     assert not (out / "manifest.json").exists()
-    before = {name: (out / ".work" / name).stat().st_ino for name in finished(out)}
-    damaged = (out / ".work" / min(before)).read_bytes()
-    (out / ".work" / min(before)).write_bytes(damaged[:-1])
-    again = start(library, out=out, stage="training the tokenizer")
-    again.send_signal(signal.SIGSTOP)
-    kept = {name: (out / ".work" / name).stat().st_ino for name in before}
-    again.send_signal(signal.SIGCONT)
-    again.communicate()
-    assert again.returncode == 0
-    untouched = [name for name in before if name != min(before)]
-    assert [kept[name] for name in untouched] == [before[name] for name in untouched]
+    prepare([str(library)], out=out, options=PrepareOptions(vocab=300))
     assert contents(out) == contents(prepared)
-    assert not (out / ".work").exists()
 
 
-def test_a_process_that_is_killed_is_named_and_its_work_is_done_later(library, prepared, tmp_path):
+def test_a_process_that_is_killed_is_named(library, tmp_path):
     out = tmp_path / "out"
     child = start(library, out=out, stage="cleaning")
     wait_for(lambda: processes_of_jobs(child.pid))
@@ -103,8 +88,7 @@ def test_a_process_that_is_killed_is_named_and_its_work_is_done_later(library, p
     assert child.returncode == 8, said
     assert "fewer --processes" in said
     assert "Traceback" not in said
-    prepare([str(library)], out=out, options=PrepareOptions(vocab=300))
-    assert contents(out) == contents(prepared)
+    assert not out.exists()
 
 
 def test_a_script_without_a_main_guard_may_prepare(library, prepared, tmp_path):
@@ -154,7 +138,7 @@ def test_what_is_dropped_is_counted(library, tmp_path):
 def test_an_error_in_a_process_is_the_error_of_all():
     for count in (1, 2):
         with processes(count) as workers, pytest.raises(DataError, match="surrogate") as caught:
-            list(workers.run([None, (encode_surrogate, ())]))
+            list(workers.run([encode_surrogate]))
         assert caught.value.hint == "save it again as UTF-8"
 
 

@@ -124,10 +124,3 @@ def test_a_broken_file_is_refused(tmp_path, raw):
 def test_half_a_surrogate_pair_is_an_error_not_a_crash():
     with pytest.raises(DataError, match="surrogate"):
         SMALL.encode("a\ud800")
-
-
-@given(st.text(max_size=300))
-def test_no_text_has_fewer_tokens_than_its_bytes_over_the_longest_token(text: str) -> None:
-    tokenizer = Tokenizer.train(["Había una vez un niño que tenía un niño"] * 9, vocab_size=300)
-    assert len(text.encode()) <= tokenizer.longest_token * len(tokenizer.encode(text))
-    assert tokenizer.longest_token == len(END_OF_TEXT)

@@ -10,7 +10,7 @@ import typer
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, WORK, Prepared, PrepareOptions, prepare
+from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
@@ -81,12 +81,8 @@ def prepare_command(
         force=force,
         processes=processes,
     )
-    try:
-        with shown_progress() as progress, _workers(dask, processes) as workers:
-            prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
-    except KeyboardInterrupt:
-        say("interrupted; the same command continues from here (finished work is in {folder})", folder=out / WORK)
-        raise
+    with shown_progress() as progress, _workers(dask, processes) as workers:
+        prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
     _report(prepared, out=out)
 
 

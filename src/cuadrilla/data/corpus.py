@@ -1,17 +1,14 @@
 """Everything between the sources and the tokens: cleaned in parallel, each document once, split in two.
 
 The text is dealt in batches of about `clean.SECTION_CHARACTERS` characters. What a batch becomes depends on its text
-and the options alone: it stays on disk, named by them, so a preparation that was interrupted finds it again. In memory
-there are 40 bytes for each document.
+and the options alone, and waits on disk. In memory there are 40 bytes for each document.
 """
 
 import json
-import os
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from cuadrilla.data import clean, duplicates
 from cuadrilla.data.executor import Call, Workers
 from cuadrilla.data.order import mixed
 from cuadrilla.data.sources import Progress, Sources, TextPiece
-from cuadrilla.data.work import CleanJob, clean_texts
+from cuadrilla.data.work import clean_texts
 from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
 
@@ -156,27 +153,23 @@ def _cleaned(
     """Each document once, no split yet."""
     counts: Counter[str] = Counter()
     total = sum(source.size_bytes for source in read.all)
-    batches: list[tuple[Path, list[TextPiece]]] = []
+    batches: list[list[TextPiece]] = []
 
-    def calls() -> Iterator[Call | None]:
+    def calls() -> Iterator[Call]:
         for batch in _batches(read, counts):
-            job = CleanJob(
-                maximum=maximum,
-                keep_all=keep_all,
-                texts=[section for _, section in batch],
-                keep_indentation=[piece.keeps_indentation for piece, _ in batch],
-            )
-            batches.append((work / f"{job.key()}.npz", [piece for piece, _ in batch]))
-            yield None if _is_whole(batches[-1][0]) else (clean_texts, (job,))
+            batches.append([piece for piece, _ in batch])
+            sections = [section for _, section in batch]
+            keep_indentation = [piece.keeps_indentation for piece, _ in batch]
+            yield partial(clean_texts, sections, keep_indentation, maximum=maximum, keep_all=keep_all)
 
     progress(CLEANING, 0, total)
     chunks: list[CleanChunk] = []
     sources, texts = ([np.zeros(0, dtype=np.uint32)] for _ in range(2))
     first = 0
     for number, made in enumerate(workers.run(calls())):
-        path, pieces = batches[number]
-        if made:
-            _write(path, made)
+        path, pieces = work / f"{number}.npz", batches[number]
+        with storage_errors(path):
+            path.write_bytes(made)
         of_text = _array(path, "of_text")
         sources.append(np.array([piece.source for piece in pieces], dtype=np.uint32)[of_text])
         texts.append(np.array([piece.number for piece in pieces], dtype=np.uint32)[of_text])
@@ -225,20 +218,3 @@ def _batches(read: Sources, counts: Counter[str]) -> Iterator[list[tuple[TextPie
 def _array(path: Path, name: str) -> NDArray[Any]:
     with storage_errors(path), np.load(path) as arrays:
         return np.asarray(arrays[name])
-
-
-def _write(path: Path, raw: bytes) -> None:
-    """Write a whole file or none; no fsync, since what is damaged is made again. Raises ResourceError."""
-    temporary = path.with_suffix(".tmp")
-    with storage_errors(path):
-        temporary.write_bytes(raw)
-        os.replace(temporary, path)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether the file is there with the bytes that were written."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return file.testzip() is None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
-        return False

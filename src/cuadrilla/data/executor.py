@@ -21,8 +21,8 @@ from cuadrilla.errors import ResourceError
 
 T = TypeVar("T")
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A job: a function and its arguments."""
+Call = Callable[[], Any]
+"""A job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +33,21 @@ class Workers:
     ahead: int
     """How many jobs are begun before the result of the first is wanted."""
 
-    def run(self, calls: Iterable[Call | None]) -> Iterator[Any]:
-        """The result of each call, in order; None for None. Raises what a job raised, ResourceError if a process was
-        killed."""
-        waiting: deque[Future[Any] | None] = deque()
+    def run(self, calls: Iterable[Call]) -> Iterator[Any]:
+        """The result of each call, in order. Raises what a job raised, ResourceError if a process was killed."""
+        waiting: deque[Future[Any]] = deque()
         try:
             for call in calls:
-                waiting.append(self.executor.submit(call[0], *call[1]) if call else None)
+                waiting.append(self.executor.submit(call))
                 if len(waiting) > self.ahead:
-                    yield _result(waiting)
+                    yield waiting.popleft().result()
             while waiting:
-                yield _result(waiting)
+                yield waiting.popleft().result()
         except BrokenExecutor as error:
             raise ResourceError(
                 "a process of the preparation was killed; it may have run out of memory",
-                hint="run the same command again, with fewer --processes; finished work is kept",
+                hint="run the same command again, with fewer --processes",
             ) from error
-
-
-def _result(waiting: deque[Future[Any] | None]) -> Any:
-    first = waiting.popleft()
-    return first.result() if first else None
 
 
 def available_cores() -> int:

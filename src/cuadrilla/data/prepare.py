@@ -2,8 +2,7 @@
 
 Invariants
 * The folder is accepted by its manifest, written last. All work is done in `.work` inside it; interrupted at any
-  instant, the folder is either as it was before, or has no manifest. The same command then goes on: what is in `.work`
-  is named by what it was made from.
+  instant, the folder is either as it was before, or has no manifest. The same command then begins anew.
 * The same inputs and options give the same bytes, on any machine, with any number of processes, in any order of
   arguments or directory listing, whether interrupted or not.
 * A finished folder is left alone when inputs and options are the same and its files are there; it is replaced only
@@ -37,7 +36,7 @@ from cuadrilla.data.sources import DEFAULT_FIELD, Progress, Sources, list_source
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.data.tokens import write_tokens
 from cuadrilla.data.work import RECIPE
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors
 
@@ -131,32 +130,31 @@ def prepare(
     try:
         with FolderLock(out / "lock", purpose="data prepare"):
             wanted = options.recorded(tokenizer, sources)
-            if not options.force and (done := _finished(out, sources, wanted)):
-                shutil.rmtree(work, ignore_errors=True)  # of a later preparation that was killed
+            done = None if options.force else _finished(out, sources, wanted)
+            shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+            if done:
                 return Prepared(manifest=done, already=True)
             with storage_errors(work):
-                work.mkdir(exist_ok=True)
-            small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
-            count = 1 if small else options.processes or available_cores()
-            with nullcontext(workers) if workers else processes(count) as chosen:
-                corpus = make_corpus(
-                    work,
-                    read=sources,
-                    val_fraction=options.val_fraction,
-                    keep_all=options.keep_all,
-                    workers=chosen,
-                    progress=progress,
-                )
-            manifest = _written(work, corpus, sources, tokenizer, options=wanted, progress=progress)
-            publish(work, out, manifest)
-            shutil.rmtree(work, ignore_errors=True)
-    except (DataError, ConfigError):
-        shutil.rmtree(work, ignore_errors=True)  # it cannot go on from there
-        raise
+                work.mkdir()
+            try:
+                small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
+                count = 1 if small else options.processes or available_cores()
+                with nullcontext(workers) if workers else processes(count) as chosen:
+                    corpus = make_corpus(
+                        work,
+                        read=sources,
+                        val_fraction=options.val_fraction,
+                        keep_all=options.keep_all,
+                        workers=chosen,
+                        progress=progress,
+                    )
+                manifest = _written(work, corpus, sources, tokenizer, options=wanted, progress=progress)
+                publish(work, out, manifest)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     finally:
-        for folder in (work, out):
-            with suppress(OSError):  # not empty: it worked, or can go on
-                folder.rmdir()
+        with suppress(OSError):  # not empty: it worked
+            out.rmdir()
     return Prepared(manifest=manifest, already=False, skipped=sources.skipped, note=corpus.note)
 
 

@@ -13,7 +13,7 @@ be exported as GPT-2.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -130,11 +130,6 @@ class Tokenizer:
         if token in self._added or not all(letter in _byte_letters() for letter in name):
             return name.encode()
         return bytes(_byte_letters()[letter] for letter in name)
-
-    @cached_property
-    def longest_token(self) -> int:
-        """Bytes of the longest token: a text of so many bytes for each of n tokens, and one more, has more than n."""
-        return max(len(self.bytes_of(token)) for token in range(self.vocab_size))
 
 
 def tokenizer_json(folder: Path) -> bytes:

@@ -1,5 +1,6 @@
 """The last stage of a preparation: documents to token shards, encoded on all cores, written in order."""
 
+from functools import partial
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def write_tokens(
     dtype = dtype_for(tokenizer.vocab_size)
     writers = {split: ShardWriter(work, split=name, dtype=dtype) for split, name in NAMES.items()}
     sums = np.zeros((num_sources, 3, 4), dtype=np.int64)  # of documents, characters, bytes and tokens
-    calls = ((_encode, (chunk, corpus, tokenizer, dtype)) for chunk in corpus.chunks)
+    calls = (partial(_encode, chunk, corpus, tokenizer, dtype) for chunk in corpus.chunks)
     with threads(ENCODING_THREADS) as workers:
         for done, (encoded, added) in enumerate(workers.run(calls)):
             progress(WRITING, done, len(corpus.chunks))

@@ -3,11 +3,10 @@
 A pure function: it takes text and gives the content of a `.npz`, so any process of any machine may do it.
 """
 
-import hashlib
 import io
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,51 +19,32 @@ MIN_CHARACTERS = 20
 """Shorter documents are dropped."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CleanJob:
-    """Some texts, or sections of texts, to be cut into documents."""
+def clean_texts(texts: Sequence[str], keep_indentation: Sequence[bool], *, maximum: int, keep_all: bool) -> bytes:
+    """The documents of some texts, or sections of texts, and what is needed to compare them: the content of a `.npz`.
 
-    maximum: int
-    """Characters of a document."""
-    keep_all: bool
-    """Drop nothing but what is very short."""
-    texts: list[str]
-    keep_indentation: list[bool]
-    """For each text."""
-
-    def key(self) -> str:
-        """A name for the result: that of everything it depends on."""
-        digest = hashlib.blake2b(digest_size=16)
-        sizes = list(map(len, self.texts))
-        digest.update(repr((RECIPE, self.maximum, self.keep_all, self.keep_indentation, sizes)).encode())
-        for text in self.texts:
-            digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()
-
-
-def clean_texts(job: CleanJob) -> bytes:
-    """The documents of a job and what is needed to compare them: the content of a `.npz`."""
+    `keep_indentation`: for each text; `maximum`: characters of a document; `keep_all`: drop only what is very short.
+    """
     counts: Counter[str] = Counter()
-    texts: list[str] = []
+    documents: list[str] = []
     of_text: list[int] = []
-    for number, (section, keep) in enumerate(zip(job.texts, job.keep_indentation, strict=True)):
-        for text in clean.documents(section, keep_indentation=keep, counts=counts, maximum=job.maximum):
+    for number, (section, keep) in enumerate(zip(texts, keep_indentation, strict=True)):
+        for text in clean.documents(section, keep_indentation=keep, counts=counts, maximum=maximum):
             if len(text) < MIN_CHARACTERS:
                 counts["documents_too_short"] += 1
-            elif not job.keep_all and (reason := reason_to_drop(text)):
+            elif not keep_all and (reason := reason_to_drop(text)):
                 counts[f"filtered_{reason}"] += 1
             else:
-                texts.append(text)
+                documents.append(text)
                 of_text.append(number)
-    raws = [text.encode() for text in texts]
+    raws = [text.encode() for text in documents]
     buffer = io.BytesIO()
     np.savez(
         buffer,
         counts=np.frombuffer(json.dumps(counts).encode(), dtype=np.uint8),
         of_text=np.array(of_text, dtype=np.uint32),
-        hashes=np.frombuffer(b"".join(map(clean.document_hash, texts)), dtype=">u8").reshape(-1, 2),
-        samples=duplicates.samples_of([] if job.keep_all else texts),
-        characters=np.fromiter(map(len, texts), dtype=np.uint32),
+        hashes=np.frombuffer(b"".join(map(clean.document_hash, documents)), dtype=">u8").reshape(-1, 2),
+        samples=duplicates.samples_of([] if keep_all else documents),
+        characters=np.fromiter(map(len, documents), dtype=np.uint32),
         sizes=np.fromiter(map(len, raws), dtype=np.uint32),
         text=np.frombuffer(b"".join(raws), dtype=np.uint8),
     )
