@@ -1,7 +1,6 @@
 """Who may call what, enrolling, using up what is shared, one identity on two connections."""
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
-    MAX_LINES,
     Check,
     Contribution,
     Describe,
@@ -22,9 +20,7 @@ from cuadrilla.link.base import (
     Hello,
     Lease,
     Leave,
-    NodeReport,
     Refused,
-    SaidLine,
     Stop,
 )
 from cuadrilla.link.client import FROM_COORDINATOR, Connection
@@ -35,7 +31,6 @@ from tests.crews import join
 from tests.hostile import (
     CEILING_SECONDS,
     LAYOUT,
-    MIB,
     PARAMETERS,
     WHOLE,
     Abuser,
@@ -43,7 +38,6 @@ from tests.hostile import (
     Held,
     abuser,
     hello_bytes,
-    memory_stays,
     raw,
     upload,
     wait_for,
@@ -130,24 +124,6 @@ def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
     assert crew.works()
 
 
-def test_many_machines_of_one_name_at_once(crew: Crew) -> None:
-    """A whole classroom behind one address, with one invite that is good for all but one of them."""
-    secret = new_secret()
-    crew.server.invites.adopt({hash_secret(secret): 29})
-
-    def enrol(_: int) -> str:
-        with closing(Connection(crew.address, identity=crew.stranger)) as connection:
-            try:
-                return connection.enroll("aula", secret=secret, numbered=True)[0]
-            except Refused:
-                return "none"
-
-    with ThreadPoolExecutor(30) as pool:
-        names = set(pool.map(enrol, range(30)))
-    assert names == {"none", "aula", *(f"aula-{number}" for number in range(2, 30))}
-    assert crew.works()
-
-
 def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> None:
     """Also no standby, although its name was named: another machine may have it next."""
     crew = Crew(tmp_path, standbys=frozenset({"eva"}))
@@ -169,28 +145,6 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
             next(again.follow("127.0.0.2:47470", manifest=b""))
     assert crew.works()
     crew.close()
-
-
-HOSTILE_ENROLMENTS = {
-    "nothing": b"",
-    "no name": b"Enroll {}",
-    "a name that is none": Enroll(name="../\x1b[2J", numbered=True),
-    "a name of 3 MiB": Enroll(name="s" * 3 * MIB),
-    "noise": b"\xff" * 1000,
-    "5 MiB": Enroll(name="s" * 5 * MIB),
-}
-
-
-def test_hostile_enrolments(crew: Crew) -> None:
-    """Each with the secret of an open invite."""
-    secret = new_secret()
-    crew.server.invites.adopt({hash_secret(secret): 1})
-    with abuser(crew, crew.stranger) as client:
-        got = {name: client.status("Call", [message], secret=secret) for name, message in HOSTILE_ENROLMENTS.items()}
-        assert set(got.values()) <= {REFUSED, "INVALID_ARGUMENT", "INTERNAL", "RESOURCE_EXHAUSTED"}
-        assert list(crew.nodes.nodes()) == ["ana"]
-        assert client.status("Call", [Enroll(name="berta")], secret=secret) == "OK"
-    assert crew.works()
 
 
 # Using up what is shared
@@ -227,18 +181,6 @@ def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, m
         for client in clients:
             client.close()
     assert answered == NUM_STALLED
-
-
-def test_a_node_that_says_one_thing_without_end_stops_nobody_else(crew: Crew) -> None:
-    said = [
-        hello_bytes(),
-        NodeReport(lines=(SaidLine(level="info", text="x" * 1000),) * MAX_LINES),
-        upload(valid=False),
-    ]
-    with abuser(crew, crew.node("mala")) as client, memory_stays(64 * MIB):
-        for _ in range(5):
-            client.say(hello_bytes(), *said * 200, Goodbye(reason="x" * 1000))
-            assert crew.works()
 
 
 # One identity, two connections

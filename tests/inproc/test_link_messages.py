@@ -11,10 +11,8 @@ import torch
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
-    MAX_TEXT,
     Download,
     Enroll,
-    Goodbye,
     Hello,
     Lease,
     NodeReport,
@@ -99,25 +97,6 @@ def test_nonsense_ends_the_session(crew: Crew) -> None:
             assert isinstance(crew.heard.next("mala"), Hello)
             assert crew.heard.messages["mala"].empty(), name
             assert crew.works()
-
-
-def test_what_is_borne_is_bounded(crew: Crew) -> None:
-    borne = [
-        said("Hello", speed_hint=1.0, environment={"x" * MIB: "y" * MIB}),
-        said("Hello", speed_hint=1.0, unknown="x" * MIB),
-        said("Goodbye", reason="x" * MIB),
-    ]
-    with abuser(crew, crew.node("mala")) as client, memory_stays(96 * MIB):
-        for message in borne:
-            client.say(message)
-            wait_for(lambda: crew.workers() == ["ana"])
-            assert crew.works()
-    while not crew.heard.messages["mala"].empty():
-        match crew.heard.next("mala"):
-            case Hello() as hello:
-                assert all(len(key) + len(value) <= 2 * MAX_TEXT for key, value in hello.environment.items())
-            case Goodbye() as goodbye:
-                assert len(goodbye.reason) <= MAX_TEXT
 
 
 # Uploads and downloads

@@ -45,14 +45,6 @@ def test_details_of_an_error(crew: Crew, code: grpc.StatusCode) -> None:
     assert caught.value.message.endswith(SHOWN)
 
 
-def test_why_a_worker_is_sent_home(crew: Crew) -> None:
-    crew.server.send("ana", Stop(reason=FOREIGN + "x" * 10 * MAX_TEXT))
-    stop = crew.session.next_event()
-    assert isinstance(stop, Stop)
-    assert stop.reason.startswith(SHOWN)
-    assert len(stop.reason) == MAX_TEXT
-
-
 def test_what_a_worker_says_of_itself(crew: Crew) -> None:
     luis = Connection(crew.address, identity=crew.node("luis"))
     session = luis.session(parameters=crew.session._parameters)

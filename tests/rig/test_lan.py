@@ -1,6 +1,5 @@
 """A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled."""
 
-import socket
 import subprocess
 from collections.abc import Iterator
 
@@ -58,20 +57,6 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     down(coordinator, crew)
     assert [worker.wait(timeout=150) for worker in workers] == [0, 0]
     assert is_what_one_worker_gives(run)
-
-
-def test_the_port_is_open_on_the_chosen_address_only(
-    network: list[Member], machines: list[Machine], run: RunDir
-) -> None:
-    coordinator, *_ = machines
-    crew = up(coordinator, run, PORT)
-    shown = subprocess.run([*coordinator.prefix, "ss", "-ltnH"], capture_output=True, text=True, check=True).stdout
-    assert [line.split()[3].replace("[::ffff:", "").replace("]", "") for line in shown.splitlines()] == [
-        f"{network[0].address}:{PORT}"
-    ]
-    with pytest.raises(OSError), socket.create_connection((network[0].address, PORT), timeout=1):
-        pass  # this machine is not on that network
-    down(coordinator, crew)
 
 
 def test_a_network_that_leads_nowhere_else_is_found(

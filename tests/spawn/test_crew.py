@@ -12,7 +12,6 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
-    TASK,
     coordinator,
     events,
     goes_on,
@@ -141,15 +140,6 @@ def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None
     assert not events(run, "failed") + events(run, "coordinator restarted")
     assert len(psutil.wait_procs(workers, timeout=30)[0]) == 3
     assert goes_on_alone(run)
-
-
-@pytest.mark.thorough
-def test_an_error_in_the_users_own_code_reaches_the_user(run: RunDir) -> None:
-    (run.path / "task.py").write_text(TASK.replace('batch["y"]).square', 'batch["target"]).square'))
-    done = train(run, "--practice", "1.0,1.0")
-    assert done.returncode == 2
-    assert "in loss: KeyError: 'target'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

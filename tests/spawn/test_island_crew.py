@@ -1,7 +1,6 @@
 """Ranks of torchrun that join a crew as one worker: its weights are those of any other, also after a break."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,14 +85,3 @@ def test_what_ranks_cannot_be_is_said_by_all(machine: Callable[[str], Machine], 
         assert refused.returncode == 1, said
         assert reason in said
     down(here, crew)
-
-
-def test_a_rank_alone_does_not_wait_for_others_that_never_come(tmp_path: Path) -> None:
-    """As `join` alone does it: WORLD_SIZE of 1 is no island."""
-    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "cuadrilla", "join"], env={**environ, "CUADRILLA_HOME": str(tmp_path)},
-        input="no invite", capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert "invite" in done.stderr
-    assert done.returncode == 5

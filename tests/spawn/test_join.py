@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 
 import cuadrilla
 from cuadrilla import __version__
-from cuadrilla.crew.enrol import host_name
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED, node_of
@@ -102,26 +99,6 @@ def children_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
-@pytest.mark.thorough
-def test_the_workers_of_several_devices_end_with_the_machine_that_leaves(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
-    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    crew = up(coordinator, run, port, workers=UNHURRIED)
-    text = invite(coordinator, "--uses", "2")
-    leaves = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=text)
-    killed = luis.start("join", "--name", "luis", "--devices", "cpu,cpu", says=text)
-    wait_for(lambda: {"ana/cpu", "ana/cpu.2", "luis/cpu", "luis/cpu.2"} < present(run), crew)
-    workers = [*children_of(leaves), *children_of(killed)]
-    leaves.terminate()  # not by SIGINT, which whoever runs the tests in the background has them ignore
-    killed.kill()
-    assert leaves.wait(timeout=30) == -signal.SIGTERM
-    wait_for(lambda: present(run) == {"here-1"}, crew)
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
-    down(coordinator, crew)
-    assert is_what_one_worker_gives(run)
-
-
 def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
     """One by the coordinator's owner, one by its own; what they were asked to be is known where the coordinator is."""
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
@@ -164,31 +141,6 @@ def test_machines_wait_while_they_are_paused(machine: Callable[[str], Machine], 
 def logged(path: Path) -> str:
     """The lines that a node has sent of its log."""
     return "\n".join(row["text"] for row in read_jsonl(path) if row["kind"] == "log")
-
-
-@pytest.mark.thorough
-def test_a_machine_with_the_data_fetches_only_what_is_different(
-    machine: Callable[[str], Machine], run: RunDir, port: int, tmp_path: Path
-) -> None:
-    """The same folder on both machines, on a shared disk or prepared twice."""
-    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    copy, other = tmp_path / "copy", tmp_path / "other"
-    for folder in (copy, other):
-        shutil.copytree(run.path / "data", folder)
-    (shard,) = other.glob("val-*.bin")
-    shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    crew = up(coordinator, run, port)
-    text = invite(coordinator, "--uses", "2")
-    workers = [
-        each.start("join", "--name", name, "--data", str(folder), says=text)
-        for each, name, folder in ((ana, "ana", copy), (luis, "luis", other))
-    ]
-    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    wait_for(reached(run, 5), crew)
-    down(coordinator, crew)
-    said = [worker.communicate(timeout=150)[1] for worker in workers]
-    assert ["fetching a file" in text for text in said] == [False, True], said
-    assert is_what_one_worker_gives(run)
 
 
 @pytest.mark.thorough
@@ -264,31 +216,6 @@ def test_a_coordinator_with_a_new_address_is_known_by_its_key(
     assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # the next time it knows
 
 
-@pytest.mark.thorough
-def test_a_crew_without_workers_waits_idle_and_goes_on(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
-    """All workers die; the coordinator takes less than a twentieth of a core until they are back."""
-    coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
-    crew = up(coordinator, run, port)
-    text = invite(coordinator, "--uses", "2")
-    workers = [each.start("join", "--name", name, says=text) for each, name in ((ana, "ana"), (luis, "luis"))]
-    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    for worker in workers:
-        worker.kill()
-    wait_for(lambda: present(run) == set(), crew)
-    [process] = psutil.Process(crew.pid).children()
-    began, used = time.monotonic(), sum(process.cpu_times()[:2])
-    wait_for(lambda: time.monotonic() - began > 5, crew)
-    assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.05
-    again = [each.start("join") for each in (ana, luis)]
-    wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    wait_for(goes_on(run), crew)
-    down(coordinator, crew)
-    assert [worker.wait(timeout=150) for worker in again] == [0, 0]
-    assert is_what_one_worker_gives(run)
-
-
 CHANGES = {
     "version.py": ('__version__ = "', '__version__ = "9.', f"cuadrilla {__version__}, this machine 9.{__version__}"),
     "model/gpt2.py": ("tanh", "none", "its program differs from the coordinator's: model code ("),
@@ -343,32 +270,6 @@ def test_invites_that_do_not_work(machine: Callable[[str], Machine], run: RunDir
     down(coordinator, crew)
 
 
-@pytest.mark.thorough
-def test_cloned_machines_get_in_and_who_has_left_comes_back(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
-    """All of them have this machine's host name; none is told to be another."""
-    coordinator, first, second = machine("coordinator"), machine("first"), machine("second")
-    crew = up(coordinator, run, port, workers="[]")
-    text, name = invite(coordinator, "--uses", "3"), host_name()
-    workers = []
-    for each, given in ((first, name), (second, f"{name}-2")):
-        workers.append(each.start("join", says=text))
-        wait_for(lambda given=given: given in present(run), workers[-1])
-    left = first.run("join", "--forget")
-    assert left.returncode == 0, left.stderr
-    assert not list((Home(first.home).path / "joined").iterdir())
-    assert workers[0].wait(timeout=150) == 5
-    assert [row["name"] for row in nodes(coordinator)] == [f"{name}-2"]
-    workers[0] = first.start("join", "--name", name, says=text)
-    wait_for(lambda: present(run) == {name, f"{name}-2"}, workers[0])
-    seen = down(coordinator, crew)
-    assert f"a new machine calls itself {name}, as another does: here it is {name}-2" in seen
-    assert f"{name} has left the crew" in seen
-    said = [worker.communicate(timeout=150)[1] for worker in workers]
-    assert f"as {name}-2: another machine there is already called {name}" in said[1]
-
-
 def test_code_runs_only_where_its_owner_has_approved_it(
     machine: Callable[[str], Machine], tmp_path: Path, port: int
 ) -> None:
@@ -414,12 +315,4 @@ def test_wrong_arguments(
 ) -> None:
     done = machine("lonely").run(*arguments)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0", "[::]:47470", "999.1.1.1", "192.0.2.1:47470"])
-def test_addresses_that_cannot_be_listened_on(machine: Callable[[str], Machine], run: RunDir, address: str) -> None:
-    done = machine("coordinator").run("up", str(run.path), "--listen", address)
-    assert done.returncode == 5, done.stderr
-    assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr

@@ -63,18 +63,6 @@ def test_a_machine_gets_the_data_of_a_task_from_the_coordinator(
     assert ["fetching 4 files" in text for text in said] == [True, False]
 
 
-def test_a_run_that_no_machine_takes_ends_before_it_begins(
-    machine: Callable[[str], Machine], tmp_path: Path, port: int
-) -> None:
-    run = digits_run(tmp_path / "run")
-    (run.path / "data" / "a:b").write_text("")
-    done = machine("coordinator").run("up", str(run.path), "--listen", f"127.0.0.1:{port}")
-    assert done.returncode == 2, done.stderr
-    reason = "no machine takes these 6 files of a run: 'data/a:b'"
-    assert reason in done.stderr
-    assert [row["reason"] for row in events(run, "failed")] == [reason]
-
-
 def test_a_practice_crew_whose_workers_all_fail_ends_with_their_reason(tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run", more=FAILS)
     done = train(run, "--set", "engine.kind=crew", "--set", "engine.workers=[1.0, 0.5]")

@@ -85,16 +85,6 @@ def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on(
     assert policy.why_wait(working=False) is None
 
 
-def test_a_pause_of_this_machine_and_of_nodes_are_two_things(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    assert (home.is_paused, home.paused_nodes) == (False, frozenset())
-    home.pause("ana")
-    assert (home.is_paused, home.paused_nodes) == (False, {"ana"})
-    home.pause()
-    home.unpause("ana")
-    assert (home.is_paused, home.paused_nodes) == (True, frozenset())
-
-
 def test_a_pause_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     idle_policy = IdlePolicy(OwnerRules(), home=home)

@@ -105,9 +105,3 @@ def test_two_processes_never_change_it_at_once(tmp_path: Path, nodes: AllowList)
     with lock, pytest.raises(ConfigError, match="is in use"):
         nodes.remove("ana")
     assert nodes.name_of(ana) == "ana"
-
-
-def test_a_token_has_256_random_bits(nodes: AllowList) -> None:
-    tokens = {nodes.add(f"n{number}")[1] for number in range(20)}
-    assert len(tokens) == 20
-    assert {len(token) for token in tokens} == {43}

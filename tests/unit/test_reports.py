@@ -43,18 +43,6 @@ def test_a_report_comes_out_as_it_went_in() -> None:
     assert wire.decode(wire.encode(NodeReport()), NodeReport) == NodeReport()
 
 
-def test_a_report_of_a_few_hundred_bytes() -> None:
-    """A hundred workers that tell every five seconds: 12 kB a second, a ten-thousandth of a line of 1 Gbit/s."""
-    usual = Usage(
-        cpu_percent=12.5, memory_used_bytes=2**33, memory_bytes=2**34, process_cpu_percent=180.0,
-        process_memory_bytes=2**30, disk_free_bytes=2**38, disk_bytes=2**39, disk_read_bytes_per_second=1.5,
-        disk_written_bytes_per_second=2.5, network_sent_bytes_per_second=1e6, network_received_bytes_per_second=1e6,
-        temperature_celsius=60.0, battery_percent=50.0, on_battery=False, gpus=(GpuUsage(index=0, name="RTX 3050"),),
-    )  # fmt: skip
-    report = NodeReport(usage=usual, phase="computing", waiting_part=0.1, sent_bytes_per_second=1.0)
-    assert len(wire.encode(report)) < 600
-
-
 def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
     sample = {"cpu_percent": math.nan, "memory_bytes": 2**64 - 1, "battery_percent": -3, "on_battery": "yes"}
     line = {"level": "info", "text": "\x1b]0;a\x07\n" + "x" * 10_000}
