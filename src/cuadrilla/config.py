@@ -405,8 +405,6 @@ class TuneSection(Section):
     """grid: all combinations; random: each trial by itself; tpe: from what earlier trials have shown."""
     trials: Annotated[int, Field(ge=0, le=100_000)] = 0
     """How many combinations to try (0: a grid's whole, otherwise 20)."""
-    hours: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """Begin nothing after this time (0: no limit)."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides what is tried. The trials' own seeds are run.seed."""
     prune: bool = False

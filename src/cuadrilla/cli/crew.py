@@ -285,12 +285,10 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     crew = next(each for each in home.joined() if each.folder == folder)  # its address may have changed
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
     policy = IdlePolicy(OwnerRules(**work["rules"]), home=home, root=os.getppid())
-    node = Node(home=home, crew=crew, report=partial(_say_of, name), idle_policy=policy)
+    node = Node(
+        home=home, crew=crew, report=lambda line: say("{device}  {line}", device=name, line=line), idle_policy=policy
+    )
     emit(run_worker(node, replace(use, name=name)))
-
-
-def _say_of(device: str, line: str) -> None:
-    say("{device}  {line}", device=device, line=line)
 
 
 def read_invite(file: TextIO | None) -> str:

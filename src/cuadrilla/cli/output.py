@@ -43,8 +43,10 @@ class TalkConsole(Console):
         self.quiet = True
 
     def tell(self, text: str, *, style: str = "") -> None:
-        """Print a message in the person's language, any other text as it is: nothing finds anything in it to obey."""
-        self.print(Text(printable(shown(text, language())), style=style))
+        """Print a message in the person's language, any other text as it is: nothing finds anything in it to obey. A
+        terminal that has gone away is no reason to fail."""
+        with contextlib.suppress(OSError):
+            self.print(Text(printable(shown(text, language())), style=style))
 
 
 options = Options()
@@ -52,9 +54,8 @@ stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str, /, **fields: object) -> None:
-    """One line of talk, on stderr: a template, or a message. A terminal that has gone away is no reason to fail."""
-    with contextlib.suppress(OSError):
-        stderr.tell(Message(text, **fields))
+    """One line of talk, on stderr: a template, or a message."""
+    stderr.tell(Message(text, **fields))
 
 
 def say_at_once(text: str, /, **fields: object) -> None:

@@ -1,7 +1,4 @@
-"""Progress of a training as a sink: a live bar on a terminal, one plain line every few seconds elsewhere.
-
-A closed stderr (the terminal went away) silences it and never stops the training.
-"""
+"""Progress of a training as a sink: a live bar on a terminal, one plain line every few seconds elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +40,6 @@ class ProgressSink:
         self._clock = clock
         self._last_line = -1e9
         self._step_began = clock()
-        self._broken = False
         self._evaluation: str = ""
         self._bar: Progress | None = None
         if stderr.is_terminal:
@@ -60,40 +56,32 @@ class ProgressSink:
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._step_began = self._clock()
-        if self._broken:
-            return
-        try:
-            self._show(step, scalars)
-        except OSError:
-            self._broken = True
+        self._show(step, scalars)
 
     def working(self, step: int, part: float) -> None:
         """A step that takes long is shown before it is done, and what the whole run will take."""
         seconds = self._clock() - self._step_began
-        if self._broken or seconds < PATIENCE_SECONDS or part >= 1:
+        if seconds < PATIENCE_SECONDS or part >= 1:
             return
         percent, eta = 100 * part, _clock_time(seconds / part * (self._total - step + 1) - seconds)
-        try:
-            if self._bar is not None:
-                numbers = Message(PART_OF_FIRST if step == 1 else PART, percent=percent, eta=eta)
-                self._bar.update(self._task, numbers=shown(numbers, language()))
-            elif self._clock() - self._last_line >= LINE_SECONDS:
-                self._last_line = self._clock()
-                stderr.tell(
-                    Message(
-                        "step {step}/{total}  {percent:.0f} % done in {seconds:.0f} s  ETA {eta}",
-                        step=step,
-                        total=self._total,
-                        percent=percent,
-                        seconds=seconds,
-                        eta=eta,
-                    )
+        if self._bar is not None:
+            numbers = Message(PART_OF_FIRST if step == 1 else PART, percent=percent, eta=eta)
+            self._bar.update(self._task, numbers=shown(numbers, language()))
+        elif self._clock() - self._last_line >= LINE_SECONDS:
+            self._last_line = self._clock()
+            stderr.tell(
+                Message(
+                    "step {step}/{total}  {percent:.0f} % done in {seconds:.0f} s  ETA {eta}",
+                    step=step,
+                    total=self._total,
+                    percent=percent,
+                    seconds=seconds,
+                    eta=eta,
                 )
-        except OSError:
-            self._broken = True
+            )
 
     def close(self) -> None:
-        if self._bar is not None and not self._broken:
+        if self._bar is not None:
             with suppress(OSError):
                 self._bar.stop()
 

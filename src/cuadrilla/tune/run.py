@@ -4,7 +4,6 @@ Whatever ends this process, the same command goes on: finished trials are in the
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,9 +29,7 @@ from cuadrilla.tune.space import Space
 from cuadrilla.tune.trial import Base, discard_weights, read_scores
 from cuadrilla.user_file import UsersCode
 
-NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads")
-UNSEARCHED = ("tune.trials", "tune.hours")
-"""May change while a search goes on."""
+NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads", "tune.trials")
 BEHIND = Message("worse than the median of the others at the same part of their runs")
 
 
@@ -50,7 +47,6 @@ class Searching:
     tell: Callable[[Ended, float | None], None] = lambda _ended, _score: None
     """Called with the score of each run that has ended."""
     stop: threading.Event = field(default_factory=threading.Event)
-    began: float = field(default_factory=time.monotonic)
     _looked: dict[str, int] = field(default_factory=dict)
     """Bytes of the rows that were compared, by job."""
     _behind: set[str] = field(default_factory=set)
@@ -77,10 +73,10 @@ class Searching:
 
     @property
     def is_done(self) -> bool:
-        return self.search.has_tried_all or (self.search.is_idle and not self._may_begin)
+        return self.search.has_tried_all
 
     def next_job(self, _place: str, _device: str) -> str | None:
-        return self.search.next_job(more=self._may_begin)
+        return self.search.next_job()
 
     def run_of(self, job: str) -> RunDir:
         """A combination that the task does not take is an error."""
@@ -118,11 +114,6 @@ class Searching:
         self._looked[job] = size
         scores = read_scores(run, self.section.metric)
         return self.search.is_behind(job, {100 * step // self.num_steps: score for step, score in scores.items()})
-
-    @property
-    def _may_begin(self) -> bool:
-        hours = self.section.hours
-        return not hours or time.monotonic() - self.began < 3600 * hours
 
     def _without_score(self, job: str) -> Message:
         known = ", ".join(sorted({key for row in last_rows(self.folder.run(job).metrics) for key in row}))
@@ -177,6 +168,4 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
 
 def _settings(config: Config) -> dict[str, Any]:
     """The settings that a search must go on with: all that decide its results, but not its length."""
-    return {
-        key: value for key, value in leaves(dump(config)).items() if not key.startswith((*NOT_RELEVANT, *UNSEARCHED))
-    }
+    return {key: value for key, value in leaves(dump(config)).items() if not key.startswith(NOT_RELEVANT)}

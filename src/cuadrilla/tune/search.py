@@ -84,13 +84,8 @@ class Search:
         return [trial for trial in self.trials if trial.state.is_finished()]
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing is under way."""
-        return all(trial.state.is_finished() for trial in self.trials)
-
-    @property
     def has_tried_all(self) -> bool:
-        return len(self.ended) >= self.num_trials and self.is_idle
+        return len(self.ended) >= self.num_trials
 
     @property
     def best(self) -> "FrozenTrial | None":
@@ -108,14 +103,11 @@ class Search:
     def trial(self, job: str) -> "FrozenTrial":
         return next(trial for trial in self.trials if job_of(trial) == job)
 
-    def next_job(self, *, more: bool = True) -> str | None:
-        """The trial that a free place should train; None: nothing now. It counts as running from then on.
-
-        `more` False: only those that were begun.
-        """
+    def next_job(self) -> str | None:
+        """The trial that a free place should train; None: nothing now. It counts as running from then on."""
         trials = self.trials
         left = [trial for trial in trials if not trial.state.is_finished() and trial.number not in self._running]
-        if not left and more and len(trials) < self.num_trials:
+        if not left and len(trials) < self.num_trials:
             if self._grid:
                 self._study.enqueue_trial(dict(self._grid[len(trials)]), skip_if_exists=True)
             self._choose(self._study.ask())
