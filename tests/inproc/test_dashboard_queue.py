@@ -74,9 +74,3 @@ def test_a_search_beside_its_run(tmp_path: Path) -> None:
             assert {job["state"] for job in first["jobs"]} == {"complete"}
             with dashboard.following("casa/tune/t0001") as news:
                 assert next(news)["head"]["name"] == "t0001"
-
-
-@pytest.mark.parametrize("key", ["", "tune", "casa/tune", "../home/queue", "casa/../casa", "casa/t0000", "x" * 5000])
-def test_only_what_was_found_is_read(tmp_path: Path, queue: RunQueue, key: str) -> None:
-    with shown(tmp_path / "runs", queue=tmp_path / "home" / "queue") as dashboard:
-        assert dashboard.ask(f"/api/follow?of={key}")[0] == 404

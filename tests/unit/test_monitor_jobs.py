@@ -63,16 +63,3 @@ def test_a_search(tmp_path: Path) -> None:
     assert "optim.lr=0.0" in jobs["t0000"]["values"]
     assert [(each["name"], each["job"]) for each in now["machines"]] == [("place-1", "t0005")]
     assert open_run(search.path).data(now=1e9)["jobs"][-1]["state"] == "waiting"
-
-
-def test_a_page_is_told_what_has_changed(tmp_path: Path, queue: RunQueue) -> None:
-    reader = open_run(tmp_path / "queue", queue=tmp_path / "queue")
-    reader.refresh()
-    first, number = reader.news(0)
-    assert [job["title"] for job in first["jobs"]] == ["uno", "dos", "tres"]
-    assert reader.news(number)[0] == {}
-    queue.remove(queue.find("dos"))
-    reader.data(now=1e9)
-    news, _ = reader.news(number)
-    assert set(news) == {"jobs"}
-    assert [job["title"] for job in news["jobs"]] == ["uno", "tres"]
