@@ -315,7 +315,6 @@ def test_one_small_file_is_cut_fine_enough_to_be_split(tmp_path):
         ("--tokenizer missing.json", 4),
         ("--processes 0", 2),
         ("--processes 100000", 2),
-        ("--processes 2 --dask 127.0.0.1:8786", 2),
     ],
 )
 def test_wrong_options_change_nothing(books, tmp_path, words, code):

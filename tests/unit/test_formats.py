@@ -2,11 +2,14 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import subprocess
 import sys
+import tarfile
 import tracemalloc
+import zipfile
 import zlib
 
 import pyarrow as pa
@@ -222,11 +225,29 @@ SUFFIXES = (
     *(".txt", ".md", ".jsonl", ".xml", ".parquet", ".zip"),
     *(f".{kind}{packing}" for kind in ("txt", "jsonl", "xml", "tar") for packing in ("", *PACKINGS)),
 )
+
+
+def archive_of(kind):
+    """A small archive with a text and a record."""
+    buffer, files = io.BytesIO(), {"a.txt": b"hola\n" * 50, "ñ" * 90 + ".jsonl": b'{"text": "uno"}'}
+    if kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+    else:
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, data in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 SEEDS = (
     b'{"text": "uno"}\n{"text": "dos"}\n',
     b"<TEI><teiHeader/><text><body><p>uno</p></body></text></TEI>",
     b"<?xml version='1.0' encoding='idna'?><!DOCTYPE TEI SYSTEM 'a'><TEI>&nbsp;<body>",
-    b"PK\x03\x04" + bytes(30) + b"PK\x05\x06" + bytes(18),
+    *(archive_of(kind) for kind in ("zip", "tar")),
     b"PAR1" + bytes(20) + b"\x08\x00\x00\x00PAR1",
     *(pack(b"hola\n" * 50) for pack in PACK.values()),
 )

@@ -8,8 +8,6 @@ import tarfile
 import zipfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cuadrilla.data import sources
 from cuadrilla.errors import DataError
@@ -83,16 +81,6 @@ def test_members_that_unpack_to_more_than_the_limit_are_refused(tmp_path, monkey
         find(tmp_path / "b.zip")
 
 
-def test_archives_in_a_folder_are_read_too(tmp_path):
-    folder = tmp_path / "libros"
-    folder.mkdir()
-    pack(folder / "a.zip", {"uno.txt": b"uno"})
-    pack(folder / "b.tar.gz", {"x.jpg": b"x"})
-    found = find(folder)
-    assert [source.name for source in found.all if source.encodings] == ["libros/a.zip"]
-    assert found.skipped == ["libros/b.tar.gz!x.jpg"]
-
-
 def test_an_error_in_a_member_names_it(tmp_path):
     for kind, files, said in [
         ("tar.gz", {"ok.txt": b"ok", "a.txt": b"\x80\x04\x95"}, "!a.txt is not text: 33% of its bytes"),
@@ -140,41 +128,8 @@ def test_a_zip_that_is_encrypted_is_refused(tmp_path):
         find(path)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_of_another_method_is_read(tmp_path, method):
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("a.txt", "hola" * 99)
-    assert texts(path) == ["hola" * 99]
-
-
 def test_what_is_missing_in_a_tar_is_an_error(tmp_path):
     path = pack(tmp_path / "a.tar", {"a.txt": b"hola" * 999, "b.txt": b"x"})
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=r"a\.tar cannot be read: unexpected end of data"):
         find(path)
-
-
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
-    files = {"a.txt": b"hola\n" * 50, "ñ" * 90 + ".md": b"x", "c.jsonl": b'{"text": "uno"}'}
-    return [pack(folder / f"{n}.{kind}", files).read_bytes() for n, kind in enumerate(("zip", "tar", "tar.gz"))]
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_damaged_archive_is_text_or_a_data_error(tmp_path, archives, data):
-    number = data.draw(st.integers(0, 2))
-    raw = bytearray(archives[number])
-    for _ in range(data.draw(st.integers(1, 3))):
-        # mostly where there is something: the front (tar headers) and the back (a zip's directory)
-        place = data.draw(st.integers(0, min(1600, len(raw) - 1)) | st.integers(max(0, len(raw) - 400), len(raw) - 1))
-        raw[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
-    path = tmp_path / ("a.zip", "a.tar", "a.tar.gz")[number]
-    path.write_bytes(raw)
-    try:
-        texts(path)
-    except DataError as error:
-        assert str(path) in error.message
-        assert error.hint

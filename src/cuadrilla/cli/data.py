@@ -14,7 +14,7 @@ from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared
 from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
-from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from cuadrilla.data.executor import Workers
@@ -81,17 +81,15 @@ def prepare_command(
         force=force,
         processes=processes,
     )
-    with shown_progress() as progress, _workers(dask, processes) as workers:
+    with shown_progress() as progress, _workers(dask) as workers:
         prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
     _report(prepared, out=out)
 
 
-def _workers(dask: str | None, processes: int | None) -> "AbstractContextManager[Workers | None]":
+def _workers(dask: str | None) -> "AbstractContextManager[Workers | None]":
     """None: processes of this machine."""
     if dask is None:
         return nullcontext()
-    if processes is not None:
-        raise ConfigError("--processes and --dask exclude each other", hint="leave one of them out")
     try:
         from cuadrilla.data.dask import dask_workers
     except ImportError as error:
