@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.monitor.web.page import save_page
-from cuadrilla.rundir import RunDir, append_event, write_json
+from cuadrilla.rundir import RunDir, append_event
 from tests.chromium import CHROMIUM, Browser, Tab
 from tests.commands import joined, make_run, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
@@ -201,19 +201,6 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
     tab.click("#language")
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("en", "Crew")
     assert "Loss" in tab.text("#train .chart h3")
-
-
-def test_what_stands_beside_the_curves(tab: Tab, crew: WrittenCrew, dashboard: ShownDashboard) -> None:
-    write_json(crew.folder / "manifest.json", {"sources": [{"name": HOSTILE, "num_bytes": 9}]})
-    values = {"data": {"folder": "."}, "optim": {"lr": 0.02}}
-    write_json(crew.run.config, {"values": values, "origins": {"optim.lr": "file"}})
-    tab.open(dashboard.link)
-    tab.until(TOLD)
-    tab.choose("#run", "casa")
-    go(tab, "about")
-    tab.until("document.querySelector('#about .settings .set') !== null")
-    assert texts(tab, "#about .settings .set") == ["optim.lr\t0.02"]
-    assert HOSTILE in tab.text("#about .data")
 
 
 def test_a_page_that_was_saved(browser: Browser, crew: WrittenCrew, tmp_path: Path) -> None:

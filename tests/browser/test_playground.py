@@ -52,7 +52,6 @@ TEXT = "Había una vez un niño que vivía cerca del mar y tenía un barco de ve
 CONTEXT = 30_000  # so many tokens that nobody waits for their end
 PROMPT = "Había una vez"
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&lt;b&gt;"
-KEY, OTHER_KEY = "the-key-of-before-0123", "the-key-of-now-0123456"
 
 
 def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
@@ -263,20 +262,6 @@ def test_what_else_was_likely(tab: Tab, running: Running) -> None:
     tab.click("#again")
     ended(tab)
     assert tab.value("document.querySelector('#prompt').value") == begun + names[1] + third
-
-
-def test_a_key_that_is_no_longer_right(tab: Tab, models: dict[str, LanguageModel]) -> None:
-    with listening_service(service_of({"uno": models["uno"]}), key=KEY) as url:
-        tab.open(url.replace("//", f"//anybody:{KEY}@"))
-        write(tab, PROMPT, max_tokens=3)
-        tab.click("#go")
-        assert "(length)" in ended(tab)
-        port = int(url.rpartition(":")[2])
-    tab.click("#go")
-    assert ended(tab).startswith("The service does not answer")
-    with listening_service(service_of({"uno": models["uno"]}), key=OTHER_KEY, port=port):
-        tab.click("#go")
-        assert ended(tab).startswith("The key is no longer right.")
 
 
 async def hostile(_: Request) -> Response:

@@ -188,15 +188,3 @@ def test_a_machine_that_was_sent_no_weights_reads_none_of_its_own(published: Pat
     run.initial.mkdir()
     with pytest.raises(CheckpointError, match=r"\.initial"):
         train(run, "train.steps=1")
-
-
-def test_data_that_is_prepared_is_not_asked_for(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare_data(tmp_path / "data", published / "tokenizer.json")
-    prepare_data(tmp_path / "other", None)
-    for name, asks in (("data", False), ("other", True), ("nowhere", True)):
-        import_model(published, to=tmp_path / f"to-{name}", data=str(tmp_path / name))
-        told = "".join(capsys.readouterr())
-        assert "cuadrilla train" in told
-        assert ("data prepare" in told) == asks

@@ -22,7 +22,7 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.wire import file_chunks
-from cuadrilla.rundir import RunDir, read_jsonl, write_json
+from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
 from tests.hostile import CEILING_SECONDS, wait_for
@@ -280,12 +280,3 @@ def test_who_has_no_job_sends_nothing(crew: Jobs, trained: RunDir) -> None:
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
     assert (crew.versions("0000-0"), list(crew.executor.busy)) == ([], ["ana"])
-
-
-def test_leftovers_of_a_killed_coordinator_are_removed(crew: Jobs) -> None:
-    run = crew.run("0000-0")
-    write_run(run)
-    (run.path / ".incoming" / "v00000004").mkdir(parents=True)
-    write_json(run.status, {"state": "running"})
-    crew.gives("0000-0", crew.joins("ana"))
-    assert not (run.path / ".incoming").exists()

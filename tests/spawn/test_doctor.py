@@ -7,10 +7,8 @@ itself is not waited for, but where it is looked at.
 
 import json
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,8 @@ from cuadrilla.host import facts as host_facts
 from cuadrilla.version import __version__
 from tests.inside import cuadrilla
 
-QUICK = ("doctor", "--json", "--timeout", "0.1")
 FULL = ("doctor", "--json", "--timeout", "200")
 Findings = list[dict[str, Any]]
-WINDOWS = {"powershell_exe": "echo 34160648192", "netsh_exe": "exit 0"}
 
 
 def programs(folder: Path, **texts: str) -> dict[str, str]:
@@ -50,15 +46,6 @@ def found(done: "subprocess.CompletedProcess[str]") -> Findings:
 def of(rows: Findings, check: str) -> dict[str, Any]:
     (row,) = [row for row in rows if row["check"] == check]
     return row
-
-
-def names(rows: Findings) -> set[str]:
-    """Without torch's, which had no time to answer."""
-    return {row["check"] for row in rows} - {"devices.torch"}
-
-
-def examine(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Findings:
-    return found(cuadrilla(*QUICK, *arguments, env=env, cwd=cwd))
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +113,6 @@ class TestPrograms:
         monkeypatch.setattr(host_facts.platform, "release", lambda: "5.15.153.1-microsoft-standard-WSL2")
         monkeypatch.setattr(host_facts, "find_container", lambda _environ: None)
 
-    def test_a_card_that_wsl_does_not_see(self, wsl: None, tmp_path: Path) -> None:
-        card = 'echo "GPU 0: NVIDIA GeForce RTX 3050 (UUID: GPU-1)"'
-        env = programs(tmp_path / "bin", nvidia_smi_exe=card, wslinfo="echo nat", **WINDOWS)
-        row = of(examine(env=env), "wsl.driver")
-        assert (row["level"], row["shell"]) == ("failure", "powershell")
-        assert row["fields"] == {"name": "NVIDIA GeForce RTX 3050"}
-
     def test_programs_that_hang_or_talk_for_ever(
         self, wsl: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -145,24 +125,3 @@ class TestPrograms:
         assert " ! docker.service" in done.stdout
         assert " ! wsl.network" in done.stdout
         assert len(done.stdout) < 5000
-
-    def test_ufw(self, tmp_path: Path) -> None:
-        rules = tmp_path / "rules"
-        rules.write_text("22/tcp ALLOW Anywhere\n")
-        status = f'status) echo "Status: active"; cat {rules};;'
-        script = f'case "$1" in {status} allow) echo "$2 ALLOW Anywhere" >> {rules};; esac'
-        env = programs(tmp_path / "bin", ufw=script, sudo='"$@"')
-        row = of(examine("--port", "47470", env=env), "network.ufw")
-        subprocess.run(shlex.split(row["command"]), env=env, check=True)
-        assert "network.ufw" not in names(examine("--port", "47470", env=env))
-
-
-@pytest.mark.thorough
-def test_without_torch(tmp_path: Path) -> None:
-    """As far as Python's import can tell."""
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    done = cuadrilla(*FULL, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    row = of(found(done), "devices.torch")
-    assert (row["level"], done.returncode) == ("failure", 3)
-    assert "No module named 'torch'" in row["cause"]
-    assert row["command"].endswith("-m pip install --force-reinstall torch")

@@ -1,7 +1,6 @@
 """Runs that wait for a machine, trained by one that joins: what comes back is what would have been made here."""
 
 import json
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +13,6 @@ from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import is_what_one_worker_gives, reached, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
-from tests.runs import final_sha256
 
 LOOK_SECONDS = 0.1
 
@@ -63,47 +61,6 @@ def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_
     assert kept >= 5, "what was stopped has been saved, and is here"
     assert cuadrilla("eval", str(runs["uno"].path)).returncode == 0
     assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
-
-
-@pytest.mark.thorough
-def test_a_run_that_begins_from_another_model_is_trained_elsewhere(
-    coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
-) -> None:
-    """Ana has not that model, and fetches it. The result is that of one worker here."""
-    first = language_run(tmp_path / "primero", stories, steps=3)
-    for words in (
-        ("train", str(first.path)),
-        ("export", "hf", str(first.path), "--to", str(tmp_path / "hf")),
-        ("import", str(tmp_path / "hf"), "--to", str(tmp_path / "segundo"), "--data", str(stories)),
-    ):
-        done = cuadrilla(*words)
-        assert done.returncode == 0, done.stderr
-    run = RunDir(tmp_path / "segundo")
-    few = 'precision = "fp32"\nthreads = 1\nsteps = 5\nbatch_sequences = 8\nunit_sequences = 2\n'
-    text, begin, end = run.run_file.read_text(), "[train]\n", "\n[optim]"
-    text = text[: text.index(begin)] + begin + few + text[text.index(end) :] + "[sync]\nstrict = true\n"
-    run.run_file.write_text(text)
-    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
-    process = work(coordinator, "--until-empty")
-    working = ana.start("join", "--name", "ana", says=invite(coordinator))
-    assert process.wait(timeout=150) == 0
-    assert working.wait(timeout=60) == 0
-    assert listed(coordinator)["segundo"] | {"number": 1} == {
-        "number": 1,
-        "run": str(run.path),
-        "state": "complete",
-        "machine": "ana",
-        "step": 5,
-        "reason": "",
-    }
-    alone = RunDir(tmp_path / "solo")
-    shutil.copytree(tmp_path / "segundo", alone.path, ignore=shutil.ignore_patterns("checkpoints", "*.jsonl", "logs"))
-    done = cuadrilla("train", str(alone.path))
-    assert done.returncode == 0, done.stderr
-    assert final_sha256(alone.path) == final_sha256(run.path)
-    done = cuadrilla("train", str(run.path), "--set", "train.steps=6", "--allow-changes")
-    assert done.returncode == 0, f"here it goes on from what ana left: {done.stderr}"
-    assert last_rows(run.metrics)[-1]["version"] == 6
 
 
 def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

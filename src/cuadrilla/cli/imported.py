@@ -10,9 +10,9 @@ import typer
 
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import SCHEMA, ModelSection
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import ConfigError
 from cuadrilla.newrun import seen_from
-from cuadrilla.rundir import RunDir, file_sha256, make_private, storage_errors, typed, write_atomic, write_json
+from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
 from cuadrilla.runfile import dump, read_run_file
 
 if TYPE_CHECKING:
@@ -66,23 +66,12 @@ def import_model(
     say("wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}", path=to, size=size / 1e6, vocab=vocab)
     say("\nnext: cuadrilla generate {to}", to=typed(to))
     folder, tokenizer = Path(os.path.normpath(to / data)), to / MODEL_FOLDER / TOKENIZER
-    if not _is_prepared(folder, tokenizer):
-        say(
-            "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}",
-            data=typed(folder),
-            tokenizer=typed(tokenizer),
-        )
+    say(
+        "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}",
+        data=typed(folder),
+        tokenizer=typed(tokenizer),
+    )
     say("      cuadrilla train {to}", to=typed(to))
-
-
-def _is_prepared(data: Path, tokenizer: Path) -> bool:
-    """With this tokenizer."""
-    from cuadrilla.data.shards import read_manifest
-
-    try:
-        return read_manifest(data).tokenizer_sha256 == file_sha256(tokenizer)
-    except (DataError, OSError):
-        return False
 
 
 def run_file_text(shape: "GPT2Config", *, data: str) -> str:
