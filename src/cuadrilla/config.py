@@ -155,7 +155,7 @@ class TrainSection(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of the passes; weights and optimizer stay in fp32. auto explains its choice."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads for each worker (0: all cores divided among the workers of this machine)."""
+    """CPU threads for each worker and the coordinator (0: all cores, divided among the workers of this machine)."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
     teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []

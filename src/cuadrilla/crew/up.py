@@ -64,8 +64,8 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(context.store.close)
-        if context.config.sync.strict:
-            torch.set_num_threads(context.config.train.threads or 1)
+        if threads := context.config.train.threads or context.config.sync.strict:
+            torch.set_num_threads(int(threads))
         private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(LinesKept())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children(died=partial(_died, context))
