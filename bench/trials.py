@@ -158,7 +158,7 @@ def ended(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for trial in trials:
         began, time = (each.timestamp() for each in (trial.datetime_start, trial.datetime_complete) if each)
-        rows.append({**trial.user_attrs["result"], "began": began, "time": time})
+        rows.append({**trial.user_attrs, "began": began, "time": time})
     return sorted(rows, key=lambda row: row["time"])
 
 
