@@ -177,7 +177,7 @@ def test_a_file_that_has_changed_since_is_refused_and_not_tried_again(run: Run) 
 
 
 def test_how_much_has_come_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(bundle, "REPORT_SECONDS", 0.0)
     run.joins()
     assert run.said[-1] == "fetched 0.8 of 0.8 MB"
 

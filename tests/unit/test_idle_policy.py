@@ -108,7 +108,7 @@ print(psutil.Process().nice() - before)
 
 
 def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cuadrilla.crew.idle_policy.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cuadrilla.crew.idle_policy.POLL_SECONDS", 0.01)
     monkeypatch.setattr("cuadrilla.crew.idle_policy.QUIET_SECONDS", 0.05)
     ours = {os.getpid(): 90}
     cards = Cards(*[use(90, ours)] * 3, use(100, ours | {GAME: 60}))

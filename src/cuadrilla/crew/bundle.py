@@ -40,7 +40,7 @@ FILE = re.compile(
 CODE, DATA = "code", "data"
 MAX_FILES = 10_000
 """They are announced in one message."""
-TELL_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 
 Report = Callable[[str], None]
 
@@ -155,10 +155,10 @@ def _contents(home: Home) -> Iterator[Path]:
 
 
 def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, report: Report) -> None:
-    """Say now and then how much has come. Raises LinkError, Refused, ResourceError."""
+    """Report progress every `REPORT_SECONDS`. Raises LinkError, Refused, ResourceError."""
     if not missing:
         return
-    total, come, told_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
+    total, received, reported_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
     several = "fetching {number} files ({megabytes:.1f} MB)"
     report(
         Message(
@@ -169,11 +169,11 @@ def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, re
     )
 
     def arrived(num_bytes: int) -> None:
-        nonlocal come, told_at
-        come += num_bytes
-        if time.monotonic() - told_at > TELL_SECONDS:
-            told_at = time.monotonic()
-            report(Message("fetched {come:.1f} of {megabytes:.1f} MB", come=come / 1e6, megabytes=total / 1e6))
+        nonlocal received, reported_at
+        received += num_bytes
+        if time.monotonic() - reported_at > REPORT_SECONDS:
+            reported_at = time.monotonic()
+            report(Message("fetched {come:.1f} of {megabytes:.1f} MB", come=received / 1e6, megabytes=total / 1e6))
 
     for content, file in missing.items():
         connection.fetch(file, to=content, arrived=arrived)

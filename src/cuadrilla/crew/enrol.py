@@ -33,14 +33,14 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     with suppress(LinkError):  # it has none, or none that it could use
         identity = replace(identity, token=load_node(folder).token)
     with closing(Connection(str(invite.address), identity=identity)) as connection:
-        given, token = connection.enroll(wanted, secret=invite.secret, numbered=not name)
+        name_there, token = connection.enroll(wanted, secret=invite.secret, numbered=not name)
     save_node(folder, replace(identity, token=token))
-    crew = Joined(folder=folder, address=str(invite.address), name=given)
+    crew = Joined(folder=folder, address=str(invite.address), name=name_there)
     home.remember(crew)
-    told = "joined     the crew at {address} as {name}"
+    message = "joined     the crew at {address} as {name}"
     if crew.name != wanted:
-        told = "joined     the crew at {address} as {name}: another machine there is already called {wanted}"
-    report(Message(told, address=crew.address, name=crew.name, wanted=wanted))
+        message = "joined     the crew at {address} as {name}: another machine there is already called {wanted}"
+    report(Message(message, address=crew.address, name=crew.name, wanted=wanted))
     return crew
 
 

@@ -3,8 +3,8 @@
 Invariants
 * A worker that waits has left the crew in order: its units go to others at once, and it joins again afterwards.
 * It turns slowly: a machine that is used must be quiet for `QUIET_SECONDS` before work goes on.
-* What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) keeps nobody from
-  working.
+* What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) stops no
+  work.
 """
 
 import logging
@@ -27,9 +27,9 @@ from cuadrilla.messages import Message
 BUSY_PART, QUIET_PART = 0.3, 0.15
 """Parts of the processor or of a GPU that other programs use."""
 QUIET_SECONDS = 30.0
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 NOT_BUSY = ("idle", "iowait", "guest", "nice")
-"""Processor times that do not count: guests are users, too, and whoever is nice is in nobody's way."""
+"""Processor times that do not count: user time has that of guests already, and nice programs yield."""
 LOW_PRIORITY = 10
 """The value of `nice`: programs of usual priority get nine times as much of a core."""
 
@@ -46,7 +46,7 @@ class OwnerRules:
 
 
 class IdlePolicy:
-    """Looks around for one worker process. `root`: its process and its children are no others."""
+    """Decides for one worker process. `root`: its process, which is no other program, nor are its children."""
 
     def __init__(self, rules: OwnerRules, *, home: Home, root: int | None = None, gpus: Gpus | None = None) -> None:
         self.rules, self._home = rules, home
@@ -56,20 +56,20 @@ class IdlePolicy:
         self._gpus = gpus or Gpus()
 
     def close(self) -> None:
-        """From any thread: whoever looks at a GPU just now goes on at once."""
+        """End a query of the GPUs that is under way. From any thread."""
         self._gpus.close()
 
     def wait_until_idle(self, *, unless: threading.Event | None = None) -> float:
-        """Says once why it waits; the seconds that it took. With `unless` set it ends at once."""
-        told, began = "", time.monotonic()
+        """Log once why work waits; return the seconds that it took. With `unless` set it ends at once."""
+        logged, began = "", time.monotonic()
         while (reason := self.why_wait(working=False)) is not None:
             if unless is not None and unless.is_set():
                 return time.monotonic() - began
-            if reason != told:
+            if reason != logged:
                 log.info("waiting: %s", reason, extra=TALK)
-                told = reason
-            time.sleep(LOOK_SECONDS)
-        if told:
+                logged = reason
+            time.sleep(POLL_SECONDS)
+        if logged:
             log.info("working again", extra=TALK)
         return time.monotonic() - began
 
@@ -112,7 +112,7 @@ class IdlePolicy:
         return [psutil.Process()]
 
     def _others(self) -> float | None:
-        """Part of all cores since the last look."""
+        """Part of all cores since the last poll."""
         try:
             times, now = psutil.cpu_times(), time.monotonic()
             idle = sum(getattr(times, name, 0.0) for name in NOT_BUSY)

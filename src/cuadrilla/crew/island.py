@@ -6,7 +6,7 @@ run needs; the others bring their device and the data, write nothing and get the
 Invariants
 * The settings are those of rank 0, whatever the others' run files say, but for where things lie and what computes.
 * Rank 0 says in torch's own store what is trained, and where; then each rank what must be alike (system, data,
-  program), or why it cannot take part. So before any tensor moves whoever does not fit is named and not waited for.
+  program), or why it cannot take part. A rank that does not fit is named before any tensor moves, and not waited for.
 * When one is gone all others end, torchrun starts them again (`--max-restarts`), and the run goes on from its newest
   checkpoint. A break of the connection to a crew ends a session at all ranks, and the next one begins with what they
   have loaded.

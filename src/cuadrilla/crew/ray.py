@@ -48,7 +48,7 @@ from cuadrilla.printable import one_line
 RESOURCE = "cuadrilla"
 """A custom resource. Where a machine of the cluster has it, only those that have it work, one worker for each."""
 MAX_RESTARTS = 5
-LOOK_SECONDS, ANSWER_SECONDS = 1.0, 10.0
+POLL_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 FINISH_SECONDS = 10.0
 """A worker that is asked to stop finishes its pass first."""
 
@@ -189,7 +189,7 @@ class Launcher:
             for slot in slots_of(ray.nodes()):
                 if slot not in self._working and slot not in self._ended:
                     self._start(slot)
-            self._closed.wait(LOOK_SECONDS)
+            self._closed.wait(POLL_SECONDS)
 
     def _start(self, slot: Slot) -> None:
         there = NodeAffinitySchedulingStrategy(slot.node, soft=False)

@@ -25,8 +25,8 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import FilePart, Follow, Refused
 from cuadrilla.link.identity import COORDINATOR_FILE
 
-LOOK_SECONDS = 0.5
-NUM_CHUNKS = 4  # of a checkpoint, between two looks at the journal
+POLL_SECONDS = 0.5
+NUM_CHUNKS = 4  # of a checkpoint, between two polls of the journal
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
 
@@ -71,7 +71,7 @@ class StandbyServer:
             if not piece and newest != held:
                 held, checkpoint = newest, self._checkpoint(version)
             elif not piece:
-                self.closing.wait(LOOK_SECONDS)
+                self.closing.wait(POLL_SECONDS)
 
     def _known(self, address: str) -> bytes:
         files = {name: (self.home.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
