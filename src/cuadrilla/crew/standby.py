@@ -27,6 +27,7 @@ from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import KnownTerm, Refused, check_node_name
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
+from cuadrilla.link.jobs import CHECKPOINT_FILE
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, read_object, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -42,10 +43,7 @@ from cuadrilla.train.journal import read_records
 
 PAUSE_SECONDS, ASK_SECONDS = 2.0, 2.0
 KEPT_CHECKPOINTS = 2
-COPIED_FILE = re.compile(
-    r"standby\.json|run/journal/v[0-9]{8,12}\.log"
-    r"|run/checkpoints/v[0-9]{8,12}/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
-)
+COPIED_FILE = re.compile(rf"standby\.json|run/journal/v[0-9]{{8,12}}\.log|run/({CHECKPOINT_FILE.pattern})")
 
 Report = Callable[[str], None]
 
