@@ -41,7 +41,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8,0.4 --batch 6 --length 16 --layers 1 --width 32 "
     "--link 100mbit --pace 1 --only alone,~whole~batch;exact,~no~limit;windows~of~2;ddp",
     "train": "--size micro --steps 3 --threads 1",
-    "trials": "--cores 1,1 --trials 2 --steps 20 --rate 0",
+    "trials": "--cores 1,1 --trials 4 --steps 20 --rate 0",
 }
 
 
