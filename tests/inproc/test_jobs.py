@@ -92,7 +92,7 @@ class Jobs:
         self.machines: list[Machine] = []
 
     def identity(self, name: str) -> Identity:
-        return self.executor._server.admit(name)
+        return self.executor.crew.admit(name)
 
     def joins(self, name: str) -> Machine:
         self.machines.append(Machine(self, name, self._trained))

@@ -38,7 +38,7 @@ from cuadrilla.runfile import load_dumped, read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.crew.node import Node
-    from cuadrilla.crew.port import OpenCrew
+    from cuadrilla.link.server import CrewServer
 
 DeviceList = Annotated[
     str,
@@ -89,7 +89,7 @@ def up(
     home = Home.of_user()
     make_private(home.crew)
 
-    def opened(crew: "OpenCrew") -> None:
+    def opened(crew: "CrewServer") -> None:
         show_opened(home, crew, folder=folder.path, dialled=dialled, uses=uses)
 
     under_a_parent(folder, listen=str(listens))
@@ -104,9 +104,11 @@ def up(
     report_outcome(outcome, folder)
 
 
-def show_opened(home: Home, crew: "OpenCrew", *, folder: Path, dialled: str, uses: int) -> None:
+def show_opened(home: Home, crew: "CrewServer", *, folder: Path, dialled: str, uses: int) -> None:
     """What others type and paste to come into a crew, which coordinates what is in `folder`."""
-    found = {"key_hash": crew.key_hash.hex(), "pid": pid_to_signal(), "run": str(folder)}
+    from cuadrilla.link.identity import key_hash
+
+    found = {"key_hash": key_hash(crew.keys.certificate).hex(), "pid": pid_to_signal(), "run": str(folder)}
     write_json(home.open_file, {"address": dialled or crew.address, **found})
     say(
         "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"

@@ -22,7 +22,7 @@ from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed,
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
-    from cuadrilla.crew.port import OpenCrew
+    from cuadrilla.link.server import CrewServer
 
 VOCABULARY = 1024
 STEPS, BATCH = 1100, 8
@@ -69,7 +69,7 @@ class Accident:
         self._pids: Mapping[str, int] = {}
         self.happened_at = 0
 
-    def opened(self, transport: "OpenCrew") -> None:
+    def opened(self, transport: "CrewServer") -> None:
         self._pids = transport.pids
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:

@@ -20,7 +20,6 @@ from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
 from cuadrilla.crew.equipment import choose_uses
-from cuadrilla.crew.port import OpenCrew
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem
@@ -52,7 +51,7 @@ class Opening:
     """
 
     home: Home | None = None
-    opened: Callable[[OpenCrew], None] | None = None
+    opened: Callable[[CrewServer], None] | None = None
     standbys: frozenset[str] = frozenset()
 
 
@@ -83,7 +82,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         crew = stack.enter_context(_open_crew(context, runtime, run, opening=opening, private=private, listen=listen))
         failure: Failure = partial(_failure, children, waits=crew.home is not None)
         if engine.kind == "ray":
-            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.server.admit)
+            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
             stack.callback(launcher.close)
             failure = launcher.failure
         else:
@@ -94,11 +93,11 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         return runtime.serve(partial(_poll, context, crew, failure))
 
 
-def _poll(context: RunContext, crew: OpenCrew, failure: Failure) -> None:
+def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
     crew.poll()
     error = failure()
     if crew.home is not None:
-        crew.server.pause(crew.home.paused_nodes)
+        crew.pause(crew.home.paused_nodes)
     if error is not None and crew.home is None:
         context.coordination.fail(error)
     elif error is not None:
@@ -119,7 +118,7 @@ def _died(context: RunContext, name: str, reason: Message) -> None:
 @contextmanager
 def _open_crew(
     context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: Address
-) -> Iterator[OpenCrew]:
+) -> Iterator[CrewServer]:
     """Until the end of the block. `runtime` hears the workers. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
     folder = home.crew if home else private / "crew"
@@ -129,16 +128,18 @@ def _open_crew(
         offer=NOTHING if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
+        home=home,
         contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],
     )
     try:
         context.coordination.open(server.send)  # before anybody can come in
-        yield OpenCrew(server=server, listen=listen, home=home)
+        server.open(listen)
+        yield server
     finally:
         server.close()
 
 
-def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCrew, *, private: Path) -> None:
+def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewServer, *, private: Path) -> None:
     """Start own workers, one for each device that works; in practice one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
@@ -153,7 +154,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: OpenCr
     here = crew.open_here() if workers else ""
     for number, (speed, use) in enumerate(workers, start=1):
         name = f"{'here' if crew.home is not None else 'worker'}-{number}"
-        identity, folder = crew.server.admit(name), private / name
+        identity, folder = crew.admit(name), private / name
         save_node(folder, identity)
         work = {"address": here, "run": str(run.path), "speed": speed, "link": engine.link}
         command = worker_command(name, use, crew=folder, **work)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuadrilla.crew.port import OpenCrew
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.assigned import AssignedJob, assign, newest_version
@@ -76,8 +75,8 @@ class CrewExecutor:
         self._machines: dict[str, _Machine] = {}
         self._ended: list[Ended] = []
         self._paused: frozenset[str] = frozenset()
-        self._server = CrewServer(home.crew, receiver=self, jobs=self, term=home.term)
-        self.crew = OpenCrew(server=self._server, listen=listen, home=home)
+        self.crew = CrewServer(home.crew, receiver=self, jobs=self, term=home.term, home=home)
+        self.crew.open(listen)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class CrewExecutor:
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
         self._machines[place].assigned, order = assign(job, run, machine=place)
-        self._server.send(place, order)
+        self.crew.send(place, order)
 
     def poll(self) -> list[Ended]:
         """Jobs that have ended since. Raises LinkError, ResourceError."""
@@ -111,11 +110,11 @@ class CrewExecutor:
         saving = {name: job for name, job in self.busy.items() if node_of(name) in self._paused}
         for job in saving.values():
             self.preempt(job)
-        self._server.pause(self._paused - {node_of(name) for name in saving})
+        self.crew.pause(self._paused - {node_of(name) for name in saving})
         for name, machine in list(self._machines.items()):
             if time.monotonic() - machine.heard_at > SILENT_SECONDS:
                 reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)
-                self._server.send(name, Stop(reason=reason, again=True))
+                self.crew.send(name, Stop(reason=reason, again=True))
                 self._gone(name, reason)
         ended, self._ended = self._ended, []
         return ended
@@ -124,12 +123,12 @@ class CrewExecutor:
         for name, assigned in self._assigned().items():
             if assigned.job == job and not assigned.preempted:
                 assigned.preempted = True
-                self._server.send(name, Recall(job=job))
+                self.crew.send(name, Recall(job=job))
 
     def close(self) -> None:
         for worker in self._assigned():
             self._end(worker)
-        self._server.close()
+        self.crew.close()
 
     # -- from the threads of the link ----------------------------------------------------------------------------------
 

@@ -30,9 +30,10 @@ from typing import Any, Protocol
 import grpc
 
 from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.home import Home
 from cuadrilla.host.descriptors import allow_descriptors
 from cuadrilla.link import wire
-from cuadrilla.link.address import check_free
+from cuadrilla.link.address import Address, check_free
 from cuadrilla.link.base import (
     KICKED,
     NOT_LISTED,
@@ -125,7 +126,8 @@ class _Session:
 
 class CrewServer:
     """Serves one run, or with `jobs` machines that train whole runs. `folder`: of the crew's keys and nodes;
-    `contributions`: what an answer's tensors may look like. Raises LinkError.
+    `contributions`: what an answer's tensors may look like. `home`: of the machine whose owner invites and pauses; None
+    in practice. `pids`: the processes of its own workers. Raises LinkError.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class CrewServer:
         standby: StandbyServer | None = None,
         jobs: JobReceiver | None = None,
         term: int = 0,
+        home: Home | None = None,
     ) -> None:
+        self.home, self.pids = home, dict[str, int]()
         self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
         self._receiver = receiver
         self._description = RunDescription(
@@ -162,6 +166,24 @@ class CrewServer:
         self._paused: frozenset[str] = frozenset()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
+
+    def open(self, listen: Address) -> None:
+        """Listen where other machines dial `address` from now on. Raises LinkError."""
+        self.address = str(Address(listen.host, self.serve(str(listen))))
+
+    def open_here(self) -> str:
+        """What workers of this machine dial, whatever becomes of its card. Raises LinkError."""
+        at = Address.parse(self.address)
+        if not at.is_loopback:
+            at = Address("127.0.0.1", at.port)
+            self.serve(str(at))
+        return str(at)
+
+    def poll(self) -> None:
+        """Who may come, and who may not any more: a few times a second."""
+        self.end_kicked()
+        if self.home is not None:
+            self.invites.adopt(self.home.take_invites())
 
     def serve(self, address: str) -> int:
         """Listen at HOST:PORT (0: any free port), too; returns the port. Raises LinkError."""
