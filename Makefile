@@ -92,7 +92,7 @@ demo: $(STAMP)
 
 # Tests run side by side, one for each core; the slowest are shown at the end. Thorough ones wait for half
 # of their time: one more than cores.
-PYTEST := $(BIN)/pytest -q -ra --durations=10 -n auto --maxprocesses=8 --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -q -ra --durations=10 -n auto --maxprocesses=8 --no-loadscope-reorder --max-worker-restart 0
 
 test: $(DEV)
 	$(PYTEST) -m "not soak and not thorough"

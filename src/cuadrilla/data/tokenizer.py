@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -53,8 +53,7 @@ class Tokenizer:
         self.end_of_text: int = end
         self.vocab_size: int = max(ids.values()) + 1
         if not self._gives_back(_PROBE):
-            hint = "use a byte-level tokenizer such as GPT-2's, or train one"
-            raise DataError("{name} loses or changes text", name=name, hint=hint)
+            raise _changes_text(name)
 
     def _gives_back(self, text: str) -> bool:
         ids = self.encode(text)
@@ -174,10 +173,26 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
+def _changes_text(name: str) -> DataError:
+    hint = "use a byte-level tokenizer such as GPT-2's, or train one"
+    return DataError("{name} loses or changes text", name=name, hint=hint)
+
+
+def _steps(*given: Any) -> Iterator[Any]:
+    """Those of sequences, however deep."""
+    for step in filter(None, given):
+        parts = step.get("normalizers", step.get("decoders")) if step.get("type") == "Sequence" else None
+        yield from [step] if parts is None else _steps(*parts)
+
+
 def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
+    """Steps that replace text are refused before the library sees them: a few can write gigabytes for a letter."""
     try:
+        value = json.loads(raw)
+        if not all(step.get("type") == "ByteLevel" for step in _steps(value.get("normalizer"), value.get("decoder"))):
+            raise _changes_text(name)
         inner = tokenizers.Tokenizer.from_buffer(raw)
-    except ValueError as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(
             "{name} is not a tokenizer.json: {error}", name=name, error=error, hint="name the tokenizer.json of a model"
         ) from error
