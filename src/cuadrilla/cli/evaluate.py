@@ -180,9 +180,8 @@ def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]
 
     run = next(filter(None, map(run_of, paths)), None)
     if run is None:
-        told = "{path} is not a run: there is no held-out text to measure on"
         hint = "name a trained run, or a text with --text"
-        raise ConfigError(told, path=paths[0], hint=hint)
+        raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=paths[0], hint=hint)
     folder = run.path / read_run_config(run).data.folder
     if not (folder / MANIFEST).exists():
         raise ConfigError(

@@ -63,8 +63,8 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(context.store.close)
-        if threads := context.config.train.threads or context.config.sync.strict:
-            torch.set_num_threads(int(threads))
+        if threads := context.config.train.threads or (1 if context.config.sync.strict else 0):
+            torch.set_num_threads(threads)
         private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(LinesKept())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children(died=partial(_died, context))

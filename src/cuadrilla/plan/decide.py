@@ -30,8 +30,8 @@ MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 16_384
 SHORT_RUN_TOKENS = 3_000_000
 """A run's length up to which the smallest step is best; behind it steps grow with the square root."""
 CREW_STEP = 4
-"""A crew's step in those of a machine alone. In these 1 M tokens are worth 0.88 M of the machine's, and 3 M as many; in
-steps of 16 times as many tokens 1 M is worth 0.47 M."""
+"""A crew's step in those of a machine alone. In these 1 M tokens teach what about 0.88 M do in the machine's, read off
+between measured lengths, and 3 M as much as there; in steps of 16 times as many tokens 1 M teach what 0.47 M do."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8

@@ -393,7 +393,7 @@ class CoordinatorRuntime:
                 "each machine {steps} steps by itself, then a merge: sooner over this network", steps=self._kind
             )
         log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
-        self._store.event("rounds", version=version, steps=self._kind)
+        self._store.event("rounds", version=version, steps=self._kind, reason=how)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """The rate of a step that counted so many tokens, since the last one was saved and evaluated."""
