@@ -17,11 +17,11 @@ from typing import Any
 import cuadrilla
 from cuadrilla.api import Row
 from cuadrilla.cli.output import report_error, say
-from cuadrilla.cli.progress import in_words
 from cuadrilla.data.shards import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, DataError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
+from cuadrilla.monitor.screen import duration
 from cuadrilla.rundir import RunDir
 
 LINE_SECONDS = 2.0
@@ -104,7 +104,7 @@ def each_step(folder: Path, steps: int) -> Iterator[Callable[[Row], None]]:
                 steps=max(steps, step),
                 loss=row["loss"],
                 rate=row["tokens_per_second"],
-                left=Message("about {time} left", time=in_words(rest)) if step > before else "",
+                left=Message("about {time} left", time=duration(rest)) if step > before else "",
             )
 
     try:

@@ -31,9 +31,8 @@ from cuadrilla.errors import ConfigError, CuadrillaError
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import Message
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.newrun import make_run, settings_text
 from cuadrilla.rundir import RunDir, finite, last_rows
-from cuadrilla.runfile import leaves, literal, read_run_config, read_run_file
+from cuadrilla.runfile import leaves, literal, make_run, read_run_config, read_run_file, settings_text
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.sinks import Scalars
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.config import AdamWSection, Config
 from cuadrilla.errors import ConfigError
-from cuadrilla.newrun import SIZES, run_file_text
-from cuadrilla.runfile import differences, dump, read_run_file, resolve, to_toml
+from cuadrilla.runfile import SIZES, differences, dump, read_run_file, resolve, run_file_text, to_toml
 
 pytestmark = pytest.mark.unit
 

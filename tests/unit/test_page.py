@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from cuadrilla.cli.dashboard import dashboard
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.about import about
+from cuadrilla.monitor.run import about
 from cuadrilla.monitor.web.page import frozen_page
 from cuadrilla.rundir import RunDir, append_event, write_json
 from cuadrilla.train.sinks import JsonlSink

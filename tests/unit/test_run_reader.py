@@ -11,8 +11,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.host.usage import Usage
 from cuadrilla.link.base import NodeReport, SaidLine
 from cuadrilla.monitor.jobs import open_run
-from cuadrilla.monitor.nodes import MAX_HISTORY
-from cuadrilla.monitor.run import RunReader, state_of
+from cuadrilla.monitor.run import MAX_HISTORY, RunReader, state_of
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train import nodelog
 from cuadrilla.train.nodelog import NodeLogs

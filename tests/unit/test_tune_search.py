@@ -14,10 +14,9 @@ from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.rundir import read_object
-from cuadrilla.tune.folder import JOBS, SearchFolder
+from cuadrilla.tune.folder import JOBS, Base, SearchFolder
 from cuadrilla.tune.run import Searching
 from cuadrilla.tune.search import Search, job_of, open_storage, score_of, storing
-from cuadrilla.tune.trial import Base
 from tests.unit.test_queue import Hands
 from tests.unit.test_tune_space import BASE, space_of
 from tests.watched import add_rows

@@ -98,7 +98,7 @@ def test_steps_that_do_not_fill_their_range() -> None:
     ("text", "said"),
     [
         ("", "tune.space is empty"),
-        ("optim.lt = {low = 0.1, high = 0.2}", "unknown key"),
+        ("optim.lt = {low = 0.1, high = 0.2}", "unknown key optim.lt"),
         ("optim.lr = {low = 0.2, high = 0.1}", "low 0.2 is not below high 0.1"),
         ("optim.lr = {low = 0.0, high = 0.1, log = true}", "log needs a low above 0"),
         ("optim.lr = {low = 0.1}", "needs either choices, or low and high"),

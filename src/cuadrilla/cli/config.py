@@ -16,6 +16,9 @@ SIZES = ("layers", "heads", "width", "context")
 
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
+]
 
 
 def show_config(run: Path, sets: list[str]) -> None:

@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from getpass import getpass
@@ -17,11 +19,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets
-from cuadrilla.cli.keep import leave, trust_code
+from cuadrilla.cli.config import AllowChanges, RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
+from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.pause import LowPriority, OnPower, WhileIdle
 from cuadrilla.cli.train import report_outcome, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
@@ -75,39 +76,46 @@ def up(
         list[str] | None,
         typer.Option(metavar="NAME", help="A node that may copy this crew's keys and run, with `cuadrilla standby`."),
     ] = None,
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
-    ] = False,
+    allow_changes: AllowChanges = False,
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
-    dialled = str(Address.parse(address, port=listens.port)) if address else ""
     chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
     resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
     assert isinstance(resolved.config.engine, CrewEngine)
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
-    home = Home.of_user()
-    make_private(home.crew)
-
-    def opened(crew: "CrewServer") -> None:
-        show_opened(home, crew, folder=folder.path, dialled=dialled, uses=uses)
-
+    dialled = str(Address.parse(address, port=listens.port)) if address else ""
+    opened = partial(show_opened, folder=folder.path, address=dialled, uses=uses)
     under_a_parent(folder, listen=str(listens))
     from cuadrilla.crew.up import Opening
 
-    with FolderLock(home.crew / "lock", purpose="cuadrilla up"):  # one coordinator has the keys and gets the invites
-        try:
-            opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
-            outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
-        finally:
-            home.open_file.unlink(missing_ok=True)
+    with coordinating("cuadrilla up") as home:
+        opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
+        outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
     report_outcome(outcome, folder)
 
 
-def show_opened(home: Home, crew: "CrewServer", *, folder: Path, dialled: str, uses: int) -> None:
-    """What others type and paste to come into a crew, which coordinates what is in `folder`."""
+@contextmanager
+def coordinating(purpose: str) -> Iterator[Home]:
+    """This machine's home, whose crew only this process coordinates: it has the keys and gets the invites."""
+    home = Home.of_user()
+    make_private(home.crew)
+    with FolderLock(home.crew / "lock", purpose=purpose):
+        try:
+            yield home
+        finally:
+            home.open_file.unlink(missing_ok=True)
+
+
+def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) -> None:
+    """What others type and paste to come into a crew, which coordinates what is in `folder`. Raises LinkError.
+
+    `address`: that others dial, if it is not the one that the crew listens on.
+    """
     from cuadrilla.link.identity import key_hash
 
+    home, listens = Home.of_user(), Address.parse(crew.address)
+    dialled = str(Address.parse(address, port=listens.port)) if address else ""
     found = {"key_hash": key_hash(crew.keys.certificate).hex(), "pid": pid_to_signal(), "run": str(folder)}
     write_json(home.open_file, {"address": dialled or crew.address, **found})
     say(
@@ -117,18 +125,16 @@ def show_opened(home: Home, crew: "CrewServer", *, folder: Path, dialled: str, u
         dialled=dialled,
         address=crew.address,
     )
-    _show_reachability(listens=crew.address, dialled=dialled)
+    if not (listens.is_loopback or dialled):  # a crew of this machine alone; or its owner has seen to it
+        _show_reachability(listens)
     _show_invite(home, uses=uses)
 
 
-def _show_reachability(*, listens: str, dialled: str) -> None:
-    """Say so if nobody on the network could dial `listens`, and what to do about it."""
+def _show_reachability(here: Address) -> None:
+    """Say so if nobody on the network could dial this address, and what to do about it."""
     from cuadrilla.host.card import HOST, read_reachability
     from cuadrilla.host.facts import read_facts
 
-    here = Address.parse(listens)
-    if here.is_loopback or dialled:
-        return  # a crew of this machine alone; or its owner has seen to it
     match read_reachability(here.host, facts=read_facts()):
         case "container":
             say(

@@ -29,7 +29,6 @@ SOURCES_HELP = (
 app = typer.Typer(no_args_is_help=True)
 app.command("get")(get_command)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
 VocabOption = Annotated[
     int, typer.Option("--vocab", min=MIN_VOCAB, max=MAX_VOCAB, help="Tokens of the vocabulary to train.")
 ]
@@ -67,10 +66,8 @@ def prepare_command(
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
     processes: ProcessesOption = None,
     dask: DaskOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
-    options.json |= json
     wanted = PrepareOptions(
         vocab=vocab,
         tokenizer=tokenizer,
@@ -103,10 +100,8 @@ def _workers(dask: str | None) -> "AbstractContextManager[Workers | None]":
 def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
-    json: JsonOption = False,
 ) -> None:
     """What a data folder holds: documents, bytes and tokens of each split and source."""
-    options.json |= json
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
     _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})

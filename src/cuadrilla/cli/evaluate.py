@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.model import Newest, about
+from cuadrilla.cli.model import Device, Newest, about
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
@@ -38,7 +38,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Minimal pairs in .tsv, .csv or .jsonl with columns good and bad; may be repeated."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
+    device: Device = "auto",
     newest: Newest = False,
 ) -> None:
     """Held-out loss and bits per byte of a run; with more models or test files, a table that compares them."""
@@ -47,12 +47,7 @@ def evaluate(
     run = run_of(models[0])
     if len(models) == 1 and run is not None and not (text or pairs_file):
         trained = load_trained(run, device=device, newest=newest)
-        say(
-            "{step}, {device}, {precision}",
-            step=trained.step,
-            device=trained.device,
-            precision=trained.precision,
-        )
+        say(about(trained))
         result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=sequences)}
         if stories or pairs:
             result |= judged(trained, stories=stories, pairs=pairs)

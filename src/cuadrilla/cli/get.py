@@ -28,10 +28,8 @@ def get_command(
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
     sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
     show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
-    options.json |= json
     if show:
         _show_catalogue()
         return

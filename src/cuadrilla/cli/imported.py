@@ -11,9 +11,8 @@ import typer
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import SCHEMA, ModelSection
 from cuadrilla.errors import ConfigError
-from cuadrilla.newrun import seen_from
 from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import dump, read_run_file
+from cuadrilla.runfile import dump, read_run_file, seen_from
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config

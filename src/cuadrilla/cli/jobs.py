@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.crew import show_opened
+from cuadrilla.cli.crew import coordinating, show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home
-from cuadrilla.link.address import Address, listening_address
+from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
+from cuadrilla.rundir import RunDir, make_private, write_json
 from cuadrilla.runfile import literal, read_run_file
 
 if TYPE_CHECKING:
@@ -107,19 +106,11 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     """The machines that join this machine's crew. `folder`: of what they do. Raises ConfigError, LinkError."""
     from cuadrilla.jobs.crew import CrewExecutor
 
-    listens = listening_address(listen)
-    dialled = str(Address.parse(address, port=listens.port)) if address else ""
-    home = Home.of_user()
     set_up_logging(None, verbose=options.debug)
-    make_private(home.crew)
     make_private(folder)
-    purpose = Message("coordinating machines")
     with (
-        FolderLock(home.crew / "lock", purpose=purpose),  # one coordinator has the keys and gets the invites
-        closing(CrewExecutor(home, listen=listens, folder=folder)) as executor,
+        coordinating(Message("coordinating machines")) as home,
+        closing(CrewExecutor(home, listen=listening_address(listen), folder=folder)) as executor,
     ):
-        try:
-            show_opened(home, executor.crew, folder=folder, dialled=dialled, uses=uses)
-            yield executor
-        finally:
-            home.open_file.unlink(missing_ok=True)
+        show_opened(executor.crew, folder=folder, address=address, uses=uses)
+        yield executor

@@ -11,10 +11,11 @@ from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
-    from cuadrilla.train.trained import LanguageModel
+    from cuadrilla.train.trained import LanguageModel, Trained
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
 Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")]
 
 
 def generate(
@@ -31,7 +32,7 @@ def generate(
     ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
+    device: Device = "auto",
     newest: Newest = False,
 ) -> None:
     """Generate text with a trained model."""
@@ -58,7 +59,7 @@ def generate(
         emit_json(written)
 
 
-def about(model: "LanguageModel") -> Message:
+def about(model: "LanguageModel | Trained") -> Message:
     """Which step of a run it is from, and how it computes."""
     return Message(
         "{device}, {precision}" if model.step is None else "{step}, {device}, {precision}",

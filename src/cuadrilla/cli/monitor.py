@@ -21,6 +21,7 @@ from cuadrilla.crew.signals import handling
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
+from cuadrilla.link.nodes import AllowList
 from cuadrilla.monitor.jobs import open_run
 from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader
 from cuadrilla.monitor.screen import machine_screen, run_screen
@@ -115,20 +116,13 @@ class _ThisMachine:
         time.sleep(FIRST_SECONDS)
 
     def data(self) -> Data:
+        """Raises LinkError for a damaged list of nodes."""
         usage, now = asdict(self._sampler.sample()), time.time()
         found = {"time": now, "machine": self._name, "processor": self._processor, **usage}
         found["gpus_silent"] = self._sampler.gpus.is_silent
-        nodes = self._nodes()
+        nodes = sorted(AllowList(self._home.nodes).nodes())
         crew = self._crew(nodes, now=now)
         return found | ({"nodes": nodes} if nodes else {}) | ({"crew": crew} if crew else {})
-
-    def _nodes(self) -> list[str]:
-        """Those that have joined the crew of this machine. Raises LinkError."""
-        if not self._home.nodes.exists():
-            return []
-        from cuadrilla.link.nodes import AllowList
-
-        return sorted(AllowList(self._home.nodes).nodes())
 
     def _crew(self, nodes: list[str], *, now: float) -> Data | None:
         """What it does now, with those of its nodes that are not there; None: nothing."""

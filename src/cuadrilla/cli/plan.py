@@ -8,9 +8,9 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
-from cuadrilla.cli.progress import in_words
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.messages import Message
+from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.decide import decide
 from cuadrilla.plan.machines import described, practised, read_crew
 from cuadrilla.plan.predict import Crew, MachineSpec, Prediction, predict
@@ -35,7 +35,6 @@ def plan(
         ),
     ] = "",
     sets: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Say how fast a run would train on a crew, with which settings, and which machines to leave out.
 
@@ -44,7 +43,6 @@ def plan(
     """
     from cuadrilla.train.measure import measure
 
-    options.json |= as_json
     resolved, folder = read_run_file(run, sets=sets or []), run if run.is_dir() else run.parent
     file = read_crew(crew) if crew else None
     if file is not None:
@@ -104,7 +102,7 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
             memory=found.used_bytes / 1e9,
             saved=found.saved_bytes / 1e9,
             tokens=found.total_tokens,
-            time=in_words(found.total_tokens / best.tokens_per_second),
+            time=duration(found.total_tokens / best.tokens_per_second),
             ceiling=crew.ceiling,
         )
     )

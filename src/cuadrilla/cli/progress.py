@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cuadrilla.cli.output import stderr
 from cuadrilla.messages import Message, language, shown
+from cuadrilla.monitor.screen import duration
 from cuadrilla.train.sinks import Scalars
 
 LINE_SECONDS = 10.0
@@ -128,17 +129,6 @@ def describe_evaluation(row: Scalars) -> Message:
     return Message("held-out loss {loss:.3f}", loss=_number(row, "val_loss"))
 
 
-def in_words(seconds: float) -> Message:
-    """A time that is known roughly."""
-    if seconds >= DAYS:
-        return Message("{number:.0f} days", number=seconds / 86_400)
-    if seconds >= 2 * 3_600:
-        return Message("{number:.0f} hours", number=seconds / 3_600)
-    if seconds >= 2 * 60:
-        return Message("{number:.0f} minutes", number=seconds / 60)
-    return Message("{number:.0f} seconds", number=seconds)
-
-
 def _number(row: Scalars, key: str) -> float:
     value: Any = row.get(key, float("nan"))
     return float(value)
@@ -146,7 +136,7 @@ def _number(row: Scalars, key: str) -> float:
 
 def _clock_time(seconds: float) -> str:
     if seconds >= DAYS:
-        return in_words(seconds)
+        return duration(seconds)
     minutes, rest = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home
 from cuadrilla.messages import Message
+from cuadrilla.monitor.jobs import queue_jobs
 from cuadrilla.rundir import FolderLock, RunDir, is_held, make_private, read_object, typed
 from cuadrilla.runfile import read_run_config, read_run_file
 
@@ -89,19 +90,10 @@ def _checked(queue: "RunQueue", named: str) -> RunDir:
 
 
 def _list(queue: "RunQueue") -> None:
-    rows: list[dict[str, Any]] = []
-    for number, run in enumerate(queue.runs(), start=1):
-        version = read_object(run.run.status).get("version")
-        rows.append(
-            {
-                "number": number,
-                "run": str(run.run.path),
-                "state": run.state,
-                "machine": run.machine,
-                "step": version if isinstance(version, int) else 0,
-                "reason": run.reason,
-            }
-        )
+    kept = ("run", "state", "machine", "step", "reason")
+    rows = [
+        {"number": number, **{key: job[key] for key in kept}} for number, job in enumerate(queue_jobs(queue), start=1)
+    ]
     if not rows:
         say("nothing is in the queue; next: cuadrilla queue add RUN")
     emit_table(rows)

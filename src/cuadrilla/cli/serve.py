@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cuadrilla.cli.model import about
+from cuadrilla.cli.model import Device, Newest, about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
@@ -37,10 +37,8 @@ def serve(
     key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="A file with the key that callers must send.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")] = "auto",
-    newest: Annotated[
-        bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")
-    ] = False,
+    device: Device = "auto",
+    newest: Newest = False,
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(help="auto (what the run asks for, or what is best here), fp32, bf16, on a GPU fp16."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets, explain_config, show_config
+from cuadrilla.cli.config import AllowChanges, RunFile, Sets, explain_config, show_config
 from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import CrewEngine
@@ -17,9 +17,8 @@ from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
-from cuadrilla.newrun import SIZES, make_run, run_file_text, seen_from
 from cuadrilla.rundir import RunDir, finite, typed
-from cuadrilla.runfile import Resolved, read_run_config, read_run_file
+from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text, seen_from
 
 if TYPE_CHECKING:
     from cuadrilla.crew.up import Opening
@@ -46,9 +45,7 @@ def new(
 def train(
     run: RunFile = Path("run.toml"),
     sets: Sets = None,
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
-    ] = False,
+    allow_changes: AllowChanges = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
     practice: Annotated[
         str,

@@ -12,10 +12,10 @@ from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
 from cuadrilla.cli.output import emit_table, options, say, say_at_once
-from cuadrilla.cli.progress import in_words
 from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
+from cuadrilla.monitor.screen import duration
 from cuadrilla.rundir import typed
 from cuadrilla.runfile import read_run_file
 
@@ -100,7 +100,7 @@ def _tell_end(searching: "Searching", ended: "Ended", score: float | None) -> No
         values=describe(search.trial(ended.job).params),
         done=len(search.ended),
         most=search.num_trials,
-        left=left if seconds is None else Message("about {time} more", time=in_words(seconds)),
+        left=left if seconds is None else Message("about {time} more", time=duration(seconds)),
     )
 
 

@@ -21,7 +21,7 @@ def open_run(folder: Path, *, queue: Path | None = None, tail_bytes: int | None 
     """The reader of a run, of a search or of the queue of this machine. Raises ConfigError where none of them is."""
     run = RunDir(folder)
     if folder == queue:
-        return RunReader(run, jobs=partial(queue_jobs, folder))
+        return RunReader(run, jobs=lambda is_handed_out: queue_jobs(RunQueue(folder, is_handed_out=is_handed_out)))
     if (folder / JOBS).is_file():
         return RunReader(run, jobs=partial(search_jobs, folder))
     if not is_run(folder):
@@ -34,8 +34,7 @@ def is_run(folder: Path) -> bool:
     return any(path.is_file() for path in (run.metrics, run.status, run.events, run.run_file))
 
 
-def queue_jobs(folder: Path, is_handed_out: bool) -> list[dict[str, Any]]:
-    """Who has run for a process that has gone waits, as that process's successor will say."""
+def queue_jobs(queue: RunQueue) -> list[dict[str, Any]]:
     return [
         {
             "name": run.name,
@@ -46,7 +45,7 @@ def queue_jobs(folder: Path, is_handed_out: bool) -> list[dict[str, Any]]:
             **_progress(run.run),
             "reason": run.reason,
         }
-        for run in RunQueue(folder, is_handed_out=is_handed_out).runs()
+        for run in queue.runs()
     ]
 
 

@@ -15,15 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cuadrilla.link.base import COORDINATOR, node_of
-from cuadrilla.monitor.follow import FileFollower, figures
-from cuadrilla.monitor.nodes import LINK_FIGURES, Line, NodeRows
+from cuadrilla.monitor.follow import FileFollower, figures, parsed
 from cuadrilla.monitor.series import Series
 from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
+from cuadrilla.runfile import leaves
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
@@ -35,9 +35,72 @@ POINTS, SHARE_POINTS = 1200, 300
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
 REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
+NODE_TAIL_BYTES = 3 * 2**15
+"""A machine's last rows: some 300, a quarter of an hour and more."""
+MAX_HISTORY, MAX_LOG_LINES = 120, 300
+LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
+"""What a worker adds to its usage."""
+Line = dict[str, Any]
+"""`time`, `level`, `text`; `dropped`: so many lines were left out here. `number`: of this line."""
 
 Jobs = Callable[[bool], list[dict[str, Any]]]
 """The jobs of a queue or a search, in their order; told whether anybody hands them out."""
+
+
+@dataclass
+class NodeRows:
+    """A machine as its file in `nodes` has it; the coordinator has checked the rows, and begins with its facts.
+
+    The first read looks at the end, each later one at what has been added. `next_number` gives each usage row and each
+    line of its log a number.
+    """
+
+    name: str
+    path: Path
+    next_number: Callable[[], int]
+    heard: float | None = None
+    """When its newest row of any kind was written, by the coordinator's clock."""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    """The newest usage row, with `phase` and what `LINK_FIGURES` names."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What its newest session said: device, processor, system, torch, cuadrilla."""
+    points: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+    """Numbers, and when how busy its processor and its GPU were and how long it waited, as parts."""
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
+
+    def __post_init__(self) -> None:
+        self._follower = FileFollower(self.path, tail_bytes=NODE_TAIL_BYTES)
+        with open(self.path, "rb") as file:
+            for row in parsed(file.readline()):
+                self.facts = row.get("facts", {})
+
+    def read(self) -> None:
+        for row in self._follower.rows():
+            self._take(row)
+
+    @property
+    def word(self) -> Line | None:
+        """The newest line that it said."""
+        return next((line for line in reversed(self.lines) if not line["dropped"]), None)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        self.heard = row["time"]
+        match row.get("kind"):
+            case "usage":
+                self.usage = {key: value for key, value in row.items() if key not in ("time", "kind")}
+                gpus = [gpu["busy_percent"] for gpu in row.get("gpus", ()) if "busy_percent" in gpu]
+                busy = [_part(row.get("cpu_percent")), _part(max(gpus, default=None)), row.get("waiting_part")]
+                self.points.append((self.next_number(), [row["time"], *busy]))
+            case "log":
+                self._say(row, level=row["level"], text=row["text"])
+            case "cut":
+                self._say(row, level="warning", dropped=row["lines"])
+            case "hello":
+                self.facts = row["facts"]
+
+    def _say(self, row: Mapping[str, Any], *, level: str, text: str = "", dropped: int = 0) -> None:
+        line = {"time": row["time"], "level": level, "text": text, "dropped": dropped, "number": self.next_number()}
+        self.lines.append(line)
 
 
 @dataclass(kw_only=True)
@@ -307,3 +370,39 @@ def modified(path: Path) -> float:
     with contextlib.suppress(OSError):
         return os.stat(path).st_mtime
     return 0.0
+
+
+def _part(percent: float | None) -> float | None:
+    return None if percent is None else round(percent / 100, 3)
+
+
+def about(run: RunDir) -> dict[str, Any]:
+    """What stands beside a run's curves: settings, data, the size of its model, its coordinator's software.
+
+    `changed`: keys of `values` that were set by the run file or on the command line.
+    """
+    config = read_object(run.config)
+    values = {key: value for key, value in leaves(config.get("values", {})).items() if not key.startswith("alarm.")}
+    origins = config.get("origins", {})
+    folder = values.get("data.folder")
+    manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # if it is on this machine
+    return {
+        "parameters": _num_parameters(run),
+        "values": values,
+        "changed": [key for key in values if origins.get(key, "default") != "default"],
+        "environment": read_object(run.env),
+        "data": {
+            "vocabulary": manifest.get("vocab_size", 0),
+            "sources": manifest.get("sources", []),
+            "splits": manifest.get("splits", {}),
+        },
+    }
+
+
+def _num_parameters(run: RunDir) -> int | None:
+    """From the header of the newest checkpoint's weights: 8 bytes of length, then JSON (the safetensors format)."""
+    for path in sorted(run.checkpoints.glob("v*/model.safetensors"), reverse=True):
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # it may have been replaced by a newer one
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            return int(sum(math.prod(header[name]["shape"]) for name in header if name != "__metadata__"))
+    return None

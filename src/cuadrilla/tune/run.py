@@ -23,10 +23,9 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
-from cuadrilla.tune.folder import SearchFolder
+from cuadrilla.tune.folder import Base, SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.search import SECONDS, Search, job_of, open_storage, score_of, storing
 from cuadrilla.tune.space import Space
-from cuadrilla.tune.trial import Base, discard_weights, read_scores
 from cuadrilla.user_file import UsersCode
 
 NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads", "tune.trials")

@@ -4,7 +4,6 @@ A combination holds a value for each setting that the run has: where `optim.kind
 one of muon's only. So kinds are chosen first. Pure.
 """
 
-import difflib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -77,11 +76,7 @@ class Space:
         return [*self._sets, *(f"{key}={literal(value)}" for key, value in values.items())]
 
     def _try(self, key: str, dimension: DimensionSection) -> None:
-        chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), None)
-        if chosen is None:
-            near = difflib.get_close_matches(key, list(frozenset().union(*self._keys.values())), n=1, cutoff=0.6)
-            hint = "did you mean {near}?" if near else "`cuadrilla train --explain-config` lists the keys"
-            raise ConfigError("tune.space.{key}: unknown key", key=key, hint=hint, near=near[0] if near else "")
+        chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), {})
         values: Sequence[Scalar] = dimension.choices or [_low(dimension), _high(dimension)]
         for value in values:
             try:

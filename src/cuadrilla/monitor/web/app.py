@@ -16,9 +16,8 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from cuadrilla.monitor.about import about
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
-from cuadrilla.monitor.run import RunReader
+from cuadrilla.monitor.run import RunReader, about
 from cuadrilla.monitor.web.page import page_text
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE

@@ -15,8 +15,7 @@ from typing import Any
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import CATALOGUE, language
-from cuadrilla.monitor.about import about
-from cuadrilla.monitor.run import RunReader
+from cuadrilla.monitor.run import RunReader, about
 from cuadrilla.rundir import RunDir, write_atomic
 
 STYLES = ("monitor/vendor/uPlot.min.css", "serve/common.css", "monitor/web/page.css")
