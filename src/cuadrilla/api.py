@@ -32,7 +32,7 @@ from cuadrilla.log import silence_grpc
 from cuadrilla.messages import Message
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, finite, last_rows
-from cuadrilla.runfile import leaves, literal, make_run, read_run_config, read_run_file, settings_text
+from cuadrilla.runfile import as_sets, leaves, make_run, read_run_config, read_run_file, settings_text
 from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.sinks import Scalars
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
@@ -124,7 +124,7 @@ class Run:
         `tell` gets what a command would say. Ctrl-C (in the main thread) saves and raises KeyboardInterrupt, at once
         when it comes twice; `stop` saves and returns. Raises CuadrillaError, or what a task of your own raised.
         """
-        resolved = read_run_file(self.path, sets=_as_sets(settings or {}))
+        resolved = read_run_file(self.path, sets=as_sets(leaves(settings or {})))
         if isinstance(resolved.config.engine, CrewEngine):
             silence_grpc()
         interrupts: list[int] = []
@@ -177,14 +177,6 @@ class Run:
                 yield
         finally:
             self._request_stop = None
-
-
-def _as_sets(settings: Mapping[str, Any]) -> list[str]:
-    try:
-        return [f"{key}={literal(value)}" for key, value in leaves(settings).items()]
-    except TypeError as error:
-        hint = "texts, numbers, booleans and lists"
-        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
 
 
 class _StepSink:

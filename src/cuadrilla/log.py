@@ -24,21 +24,18 @@ FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
 OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
 
 
-class _Talk(logging.Filter):
-    """What a person should see: warnings, and what was logged with `extra=TALK`."""
+class _Console(logging.StreamHandler[TextIO]):
+    """For a person: warnings, and what was logged with `extra=TALK`; `verbose`: all.
+
+    Writes to what is stderr at the moment, which a progress bar may have replaced.
+    """
 
     def __init__(self, *, verbose: bool) -> None:
         super().__init__()
         self._verbose = verbose
 
     def filter(self, record: logging.LogRecord) -> bool:
-        talk = getattr(record, "talk", False)
-        record.prefix = "" if talk else f"{record.levelname}: "
-        return self._verbose or talk or record.levelno >= logging.WARNING
-
-
-class _Console(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment, which a progress bar may have replaced."""
+        return self._verbose or _is_talk(record) or record.levelno >= logging.WARNING
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -50,7 +47,11 @@ class _Console(logging.StreamHandler[TextIO]):
         told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
             told.args = tuple(shown(value, reads) if isinstance(value, str) else value for value in record.args)
-        return printable(super().format(told))
+        return ("" if _is_talk(record) else f"{record.levelname}: ") + printable(super().format(told))
+
+
+def _is_talk(record: logging.LogRecord) -> bool:
+    return bool(getattr(record, "talk", False))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -69,10 +70,7 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     root = logging.getLogger(OURS)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not any(isinstance(handler, _Console) for handler in root.handlers):
-        console = _Console()
-        console.addFilter(_Talk(verbose=verbose))
-        console.setFormatter(logging.Formatter("%(prefix)s%(message)s"))
-        root.addHandler(console)
+        root.addHandler(_Console(verbose=verbose))
     if folder is None:
         return None
     handler = _LogFile(

@@ -76,8 +76,21 @@ def has_begun(run: RunDir) -> bool:
 
 
 def literal(value: Any) -> str:
-    """A value as `--set` reads it. Raises TypeError for one that TOML has not."""
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+    """A value as `--set` reads it. Raises ConfigError for one that TOML has not."""
+    return _toml({"value": value}).removeprefix("value = ").strip()
+
+
+def as_sets(values: Mapping[str, Any]) -> list[str]:
+    """Values by `section.key` as `--set` takes them. Raises ConfigError."""
+    return [f"{key}={literal(value)}" for key, value in values.items()]
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    try:
+        return tomli_w.dumps(values)
+    except TypeError as error:
+        hint = "texts, numbers, booleans and lists"
+        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
 
 
 def read_run_config(run: RunDir) -> Config:
@@ -296,11 +309,7 @@ def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
     data = sections.get("data")
     if isinstance(data, dict) and isinstance(data.get("folder"), str | os.PathLike):
         data["folder"] = seen_from(folder, os.fspath(data["folder"]))
-    try:
-        text = tomli_w.dumps({"schema": SCHEMA, **sections})
-    except TypeError as error:
-        hint = "sections of texts, numbers, booleans and lists"
-        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
+    text = _toml({"schema": SCHEMA, **sections})
     resolve(text, name=Message("the settings"))
     return text
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,18 +59,6 @@ def test_a_screen_that_is_drawn_again_until_ctrl_c(run: RunDir, tmp_path: Path) 
     last = terminal.raw().rpartition(LEFT_SCREEN)[2].decode()
     assert re.search(r"step 2 .*workers: 1", last)  # the last one stays
     assert "Traceback" not in last
-
-
-def test_this_machine_at_a_terminal(tmp_path: Path) -> None:
-    terminal = Terminal(["monitor", "--interval", "0.1"], cwd=tmp_path, LC_ALL="C.UTF-8", LANGUAGE="es")
-    try:
-        wait_for(terminal.shows(r"CPU .*\d+ %"), terminal.process)
-        wait_for(terminal.shows(r"memoria .*\d+ %"), terminal.process)
-        terminal.process.send_signal(signal.SIGTERM)
-        assert terminal.process.wait(timeout=60) == 0
-        wait_for(lambda: LEFT_SCREEN in terminal.raw())
-    finally:
-        terminal.close()
 
 
 def test_lines_into_a_pipe(run: RunDir) -> None:

@@ -116,8 +116,6 @@ def newest(run: RunDir) -> int:
     [
         (("queue", "add"), "name the runs"),
         (("queue", "work", "uno"), "takes no runs"),
-        (("queue", "add", "nada"), "cannot read nada"),
-        (("queue", "stop", "nada"), "nada is not in the queue"),
     ],
 )
 def test_wrong_words(arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,15 +75,7 @@ def test_the_best_is_a_run_of_its_own(finished: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_same_command_again_does_nothing_more(finished: Path) -> None:
-    before = results(finished)
-    done = cuadrilla("tune", finished)
-    assert done.returncode == 0, done.stderr
-    assert "4 trials are finished" in done.stderr
-    assert results(finished) == before
-
-
-def test_more_trials_later_and_nothing_else(finished: Path) -> None:
+def test_other_settings_are_refused(finished: Path) -> None:
     refused = cuadrilla("tune", finished, "--set", "tune.seed=4")
     assert refused.returncode == 2
     assert "this search began with other settings: tune.seed" in refused.stderr
@@ -96,6 +88,7 @@ def test_what_was_set_for_the_run_itself_is_not_the_searchs(finished: Path, tmp_
     assert cuadrilla("train", folder, "--set", "train.steps=3").returncode == 0
     done = cuadrilla("tune", folder)
     assert (done.returncode, "4 trials are finished" in done.stderr) == (0, True), done.stderr
+    assert results(folder) == results(finished), "there was nothing more to do"
 
 
 @pytest.mark.thorough
@@ -132,11 +125,3 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no such layer") == 2
     assert "all trials that have ended have failed" in done.stderr
-
-
-def test_without_a_space_nothing_begins(tmp_path: Path) -> None:
-    folder = make_search(tmp_path / "run", steps=4, tune="")
-    done = cuadrilla("tune", folder)
-    assert done.returncode == 2
-    assert "tune.space is empty" in done.stderr
-    assert not list((folder / "tune").glob("t*"))

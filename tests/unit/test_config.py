@@ -28,19 +28,13 @@ def refused(text: str, *sets: str) -> ConfigError:
     ("item", "message", "hint"),
     [
         ("optim.weight_deca=1", "unknown key optim.weight_deca", "did you mean weight_decay?"),
-        ("optim.l=1", "unknown key optim.l", "did you mean lr?"),
         ("trian.steps=1", "unknown key trian", "did you mean train?"),
         ("optim.learning_rate=1", "unknown key optim.learning_rate", "known here: "),
         ("optim.lr='1e-4'", "valid number", ""),
         ("optim.lr=nan", "finite", ""),
-        ("optim.lr=inf", "finite", ""),
         ("optim.lr=-1", "> 0", ""),
-        ("optim.lr=0", "> 0", ""),
-        ("train.tokens=1e30", "valid integer", ""),
         ("train.tokens=1000000000000000000000000000000", "≤", ""),
         ("train.compile=yes", "valid boolean", ""),
-        ("train.compile='on'", "valid boolean", ""),
-        ("run.seed=08", "valid integer", ""),
         ("run.seed=-1", "≥ 0", ""),
         ("model.heads=5", "128 is not divisible by 5 heads", ""),
         ("model.preset=gigantic", "'micro', 'mini'", ""),
@@ -48,9 +42,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("train.device=gpu", "pattern", ""),
         ("optim.kind=lion", "'muon', 'adamw'", ""),
         ("engine.workers=[1, 0.5]", "unknown key engine.workers", "another kind"),
-        ("engine={kind = 'crew', workers = [1, 0]}", "> 0", ""),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
-        ("engine={kind = 'crew', devices = 'cuda:'}", "should be auto, or devices such as", ""),
         ("schedule.cooldown=0.99", "exceed 1", ""),
         ("train=3", "should be a table", ""),
         ("data.folder.x=3", "is a value, not a section", ""),
@@ -64,31 +56,16 @@ def test_refused(item: str, message: str, hint: str) -> None:
     assert hint in error.hint
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a = [1",
-        "[train]\ntokens = 1\n[train]\nsteps = 2",
-        "a=1\na=2",
-        "\tx",
-        "x = 'a",
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", ["", "a = [1", "a=1\na=2", "[" * 100_000])
 def test_broken_files(text: str) -> None:
     refused(text)
 
 
 def test_files_that_are_not_text(tmp_path: Path) -> None:
     path = tmp_path / "ñandú 🐦 run.toml"
-    for raw, message in (
-        (BASE.encode("utf-16"), "not UTF-8"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-    ):
-        path.write_bytes(raw)
-        with pytest.raises(ConfigError, match=message):
-            read_run_file(path)
+    path.write_bytes(BASE.encode("utf-16"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_run_file(path)
     with pytest.raises(ConfigError, match="No such file"):
         read_run_file(tmp_path / "nothing.toml")
     path.write_bytes(b"\xef\xbb\xbf" + BASE.replace("\n", "\r\n").encode())

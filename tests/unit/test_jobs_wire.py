@@ -12,14 +12,7 @@ from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
 from cuadrilla.link.base import OfferedFile, Refused
-from cuadrilla.link.jobs import (
-    COMPLETE,
-    FAILED,
-    JOB_NAME,
-    Assignment,
-    JobNews,
-    Recall,
-)
+from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, Assignment, JobNews, Recall
 from cuadrilla.printable import one_line
 from cuadrilla.runfile import dump, load_dumped, resolve
 

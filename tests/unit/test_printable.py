@@ -14,13 +14,11 @@ KEPT = [
     "¿Qué tal, señor Ñandú? —Así así… «pingüino» 12 % · 3 €\n\tvale",
     "🙂 👩‍🌾 ❤️ 🇪🇸 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f 👍🏽 1️⃣",
     "日本語 العربية עברית हिन्दी کتاب‌ها",
-    "cam\u00adpo",
     "Marianela [es] [/x] :book: \\x1b %s {x}",
 ]
 OBEYED = {
     "\x1b[2J\x1b]0;owned\x07": "\\u001b[2J\\u001b]0;owned\\u0007",
     "safe\rgone": "safe\\u000dgone",
-    "\b\x7f\x00": "\\u0008\\u007f\\u0000",
     "\x9b31m\x9d": "\\u009b31m\\u009d",
     "txt.\u202eexe\u2069": "txt.\\u202eexe\\u2069",
     "a\u200bb\ufeffc\u2060": "a\\u200bb\\ufeffc\\u2060",

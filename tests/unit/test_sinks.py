@@ -9,7 +9,7 @@ import pytest
 
 from cuadrilla.errors import ResourceError
 from cuadrilla.log import set_up_logging, tear_down_logging
-from cuadrilla.rundir import append_event, append_lines, read_jsonl
+from cuadrilla.rundir import append_lines, read_jsonl
 from cuadrilla.train.sinks import JsonlSink, TensorBoardSink
 
 ROWS = 200
@@ -61,16 +61,6 @@ def test_what_a_full_disk_never_takes_is_no_failure_at_the_end(small_disk: Path)
         sink.log(1, {"sample": "x" * 10_000})
     sink.close()
     assert (small_disk / "rows").read_bytes() == b""
-
-
-def test_an_event_is_whole_or_not_there(small_disk: Path) -> None:
-    append_event(small_disk / "events", "begun")
-    filler = filled(small_disk)
-    with pytest.raises(ResourceError):
-        append_event(small_disk / "events", "lost", reason="x" * 10_000)
-    filler.unlink()
-    append_event(small_disk / "events", "found")
-    assert [row["event"] for row in read_jsonl(small_disk / "events")] == ["begun", "found"]
 
 
 def test_what_follows_a_torn_line_has_a_line_of_its_own(tmp_path: Path) -> None:

@@ -48,10 +48,7 @@ def test_help_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def test_the_list_knows_the_commands_without_importing_them() -> None:
     commands = get_command(command_line([])).commands
-    assert {name for name, command in commands.items() if command.hidden} == {
-        "work",
-        "work-on",
-    }
+    assert {name for name, command in commands.items() if command.hidden} == {"work", "work-on"}
     assert list(commands) == list(VERBS)
     assert all(len(command.help or "") <= MAX_LETTERS for command in commands.values())
     code = "import sys; from cuadrilla.cli.app import run; sys.argv[1:] = ['--help']; run(); print(*sys.modules)"

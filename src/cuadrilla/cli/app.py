@@ -134,7 +134,9 @@ def run() -> int:
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
         if options.debug:
             raise
-        return _report_unforeseen(error)
+        told = _in_words(error)
+        report_error(told)
+        return told.exit_code
     return 0
 
 
@@ -172,31 +174,19 @@ def translate_help(command: Any, reads: str) -> None:
         translate_help(inner, reads)
 
 
-def _report_unforeseen(error: Exception) -> int:
+def _in_words(error: Exception) -> CuadrillaError:
     if isinstance(error, OSError) and error.errno in BAD_PATHS:
         hint = "use another name or folder"
-        report_error(ConfigError("{name}: {reason}", name=error.filename, reason=error.strerror, hint=hint))
-        return ConfigError.exit_code
+        return ConfigError("{name}: {reason}", name=error.filename, reason=error.strerror, hint=hint)
+    kind = type(error).__name__
     if in_task := _place_in_task(error):
-        report_error(
-            TaskError(
-                "{place}: {kind}: {error}",
-                place=in_task,
-                kind=type(error).__name__,
-                error=error,
-                hint="--debug shows the traceback",
-            )
-        )
-        return TaskError.exit_code
+        hint = "--debug shows the traceback"
+        return TaskError("{place}: {kind}: {error}", place=in_task, kind=kind, error=error, hint=hint)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = error.filename or Message("what this command prints")
-        report_error(
-            ResourceError("cannot write {where}: {reason}", where=where, reason=error.strerror, hint="free some space")
-        )
-        return ResourceError.exit_code
+        where, reason = error.filename or Message("what this command prints"), error.strerror
+        return ResourceError("cannot write {where}: {reason}", where=where, reason=reason, hint="free some space")
     hint = "run the same command with `cuadrilla --debug ...` and report what it prints"
-    report_error(CuadrillaError("unexpected {kind}: {error}", kind=type(error).__name__, error=error, hint=hint))
-    return CuadrillaError.exit_code
+    return CuadrillaError("unexpected {kind}: {error}", kind=kind, error=error, hint=hint)
 
 
 def report_thread(failure: threading.ExceptHookArgs) -> None:

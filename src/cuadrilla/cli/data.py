@@ -109,10 +109,10 @@ def stats_command(
 
 def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
-    for name in prepared.skipped[:MAX_NAMES]:
-        say("skipped, no text that can be read: {file}", file=name)
-    if len(prepared.skipped) > MAX_NAMES:
-        say("... and {more:,} more (--json shows all)", more=len(prepared.skipped) - MAX_NAMES)
+    if prepared.skipped:
+        names = ", ".join(prepared.skipped[:MAX_NAMES])
+        told = "skipped, no text that can be read: {names} ({number:,} in all)"
+        say(told, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
     vocab = manifest.options.get("vocab", manifest.vocab_size)
@@ -150,9 +150,7 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
     emit_table([_readable(row) for row in splits])
     emit("")
     shown = ("name", "documents", "tokens", "val_tokens", "bytes_per_token", "encoding")
-    emit_table([_readable({key: row[key] for key in shown}) for row in by_source[:MAX_ROWS]])
-    if len(by_source) > MAX_ROWS:
-        emit("... and {more:,} more (--json shows all)", more=len(by_source) - MAX_ROWS)
+    emit_table([_readable({key: row[key] for key in shown}) for row in by_source], most=MAX_ROWS)
     if manifest.counts:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])

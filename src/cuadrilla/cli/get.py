@@ -65,10 +65,7 @@ def _show_catalogue() -> None:
 
 
 def _report(done: "Sequence[Fetched]") -> None:
-    rows = [_row(each) for each in done]
-    emit_table(rows if options.json else rows[:MAX_ROWS])
-    if len(rows) > MAX_ROWS and not options.json:
-        emit("... and {more:,} more (--json shows all)", more=len(rows) - MAX_ROWS)
+    emit_table([_row(each) for each in done], most=MAX_ROWS)
     folders = sorted({each.folder for each in done})
     say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(folder) for folder in folders))
 

@@ -98,8 +98,8 @@ def emit_json(value: Any, *, indent: int | None = 1) -> None:
     print(printable(json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
-    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour.
+def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), most: int | None = None) -> None:
+    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour, of `most` rows.
 
     `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all).
     """
@@ -110,13 +110,15 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
         table.add_column(_cell(column), overflow="fold", no_wrap=bool(folded) and column not in folded)
-    for row in rows:
+    for row in rows[:most]:
         table.add_row(*map(_cell, row.values()))
     if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
         for line in _lines(table, console):
             console.print(Text(line), soft_wrap=True)
     else:
         console.print(table)
+    if more := len(rows[most:]) if most else 0:
+        emit("... and {more:,} more (--json shows all)", more=more)
 
 
 def emit_lines(shown: RenderableType) -> None:

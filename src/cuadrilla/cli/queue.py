@@ -127,9 +127,5 @@ def _tell(run: "QueuedRun", state: str, place: str, reason: str) -> None:
     from cuadrilla.jobs.queue import RUNNING
 
     folder = typed(run.run.path)
-    if state == RUNNING:
-        say("{run}   begins on {place}", run=folder, place=place)
-    elif reason:
-        say("{run}   {state}: {reason}", run=folder, state=Message(state), reason=reason)
-    else:
-        say("{run}   {state}", run=folder, state=Message(state))
+    more = place if state == RUNNING else reason
+    say("{run}   {state}: {more}" if more else "{run}   {state}", run=folder, state=Message(state), more=more)

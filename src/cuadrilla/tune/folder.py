@@ -19,9 +19,8 @@ from typing import Any
 import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, LocalEngine
-from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic, write_json
-from cuadrilla.runfile import Resolved, dump, leaves, literal, resolve, to_toml
+from cuadrilla.runfile import Resolved, as_sets, dump, leaves, resolve, to_toml
 from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 from cuadrilla.tune.space import Values
 
@@ -85,13 +84,14 @@ class Base:
     sets: tuple[str, ...]
 
     def _resolved(self, values: Values) -> Resolved:
-        return resolve(self.text, sets=[*self.sets, *(f"{key}={literal(value)}" for key, value in values.items())])
+        return resolve(self.text, sets=[*self.sets, *as_sets(values)])
 
     def settled(self, values: Values) -> tuple[Config, int]:
         """A combination's whole run, for a folder in `tune/`, with nothing left open; and its steps.
 
         Loads the task. Raises ConfigError, DataError, TaskError, ResourceError.
         """
+        from cuadrilla.plan.decide import decide
         from cuadrilla.train.setup import make_task, measure_length
 
         config = self._resolved(values).config.for_others().model_copy(update={"engine": LocalEngine()})

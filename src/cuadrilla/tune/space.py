@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cuadrilla.config import DimensionSection, Scalar, TuneSection
 from cuadrilla.errors import ConfigError
-from cuadrilla.runfile import dump, leaves, literal, resolve
+from cuadrilla.runfile import as_sets, dump, leaves, resolve
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -70,17 +70,14 @@ class Space:
         return _is_kind(key) or key in self._keys[kinds]
 
     def _keys_with(self, values: Values) -> frozenset[str]:
-        return frozenset(leaves(dump(resolve(self._text, sets=self._with(values)).config)))
-
-    def _with(self, values: Values) -> list[str]:
-        return [*self._sets, *(f"{key}={literal(value)}" for key, value in values.items())]
+        return frozenset(leaves(dump(resolve(self._text, sets=[*self._sets, *as_sets(values)]).config)))
 
     def _try(self, key: str, dimension: DimensionSection) -> None:
         chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), {})
         values: Sequence[Scalar] = dimension.choices or [_low(dimension), _high(dimension)]
         for value in values:
             try:
-                resolve(self._text, sets=self._with({**chosen, key: value}))
+                resolve(self._text, sets=[*self._sets, *as_sets({**chosen, key: value})])
             except ConfigError as error:
                 raise ConfigError(
                     "tune.space.{key}: {value!r} cannot be tried: {reason}",
