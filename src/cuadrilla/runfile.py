@@ -319,9 +319,9 @@ def seen_from(run: Path, data: str) -> str:
     return os.path.relpath(data, run) if not (run / data).exists() and Path(data).exists() else data
 
 
-def run_file_text(size: str, *, data: str) -> str:
-    """A commented run file for a language model of this size."""
-    tokens, batch = SIZES[size]
+def run_file_text(size: str, *, data: str, tokens: int = 0) -> str:
+    """A commented run file for a language model of this size. `tokens`: 0 for what is usual."""
+    usual, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))
     return f"""\
@@ -338,7 +338,7 @@ folder = {folder}        # written by `cuadrilla data prepare`
 preset = "{size}"           # micro, mini, small (124M), medium, large, xl
 
 [train]
-tokens = {tokens}           # or epochs = 3, or steps = 1000
+tokens = {tokens or usual}           # or epochs = 3, or steps = 1000
 {said_batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
 # precision = "auto"        # bf16 where the machine multiplies it natively; the choice and its reason are printed
 # device = "auto"           # cuda, mps, xpu, cpu

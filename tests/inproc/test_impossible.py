@@ -251,7 +251,7 @@ def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
 
 
 def test_who_waits_for_the_end_finds_all_members_told_why(make: Callable[..., Crew]) -> None:
-    """It closes the transports then: a farewell that comes later is not heard."""
+    """It closes the transports then: a final_stop that comes later is not heard."""
     crew = make("train.steps=12")
     crew.joins("ana", "luis")
     before: list[bool] = []

@@ -119,11 +119,11 @@ def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
     crew.server.send("ana", Stop(reason="SIGTERM received"))
     with suppress(LinkError):  # or what it says is not read any more
         crew.session.call(Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
-    assert crew.session.farewell() == Stop(reason="SIGTERM received")
+    assert crew.session.final_stop() == Stop(reason="SIGTERM received")
     with pytest.raises(LinkError):
         crew.session.call(Progress(micro_steps=1))
 
 
 def test_a_session_that_breaks_has_no_last_word(crew: Crew) -> None:
     crew.ana.close()
-    assert crew.session.farewell() is None
+    assert crew.session.final_stop() is None

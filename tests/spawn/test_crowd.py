@@ -14,6 +14,7 @@ WORKERS, ROUNDS = 100, 20
 
 @pytest.mark.spawn
 @pytest.mark.soak
+@pytest.mark.timeout(2400)
 @pytest.mark.skipif(
     psutil.virtual_memory().available < 21 * 2**30, reason="needs 21 GB: torch has 0.13 in each process"
 )
@@ -28,5 +29,9 @@ def test_a_hundred_workers_train_together(tmp_path: Path) -> None:
     wait_for(reached(run, begun + ROUNDS), crew, seconds=999, every_seconds=0.2)
     seconds, cpu = time.monotonic() - since, sum(lead.cpu_times()[:2]) - cpu
     print(f"{ROUNDS} rounds {seconds:.1f} s, coordinator {cpu:.1f} s, {lead.memory_info().rss / 2**20:.0f} MB")
-    assert last_rows(run.metrics)[-1]["workers"] == WORKERS
+    rows = last_rows(run.metrics)[begun - 1 :]
+    worked = set().union(*(row["shares"] for row in rows))
+    print(f"{min(row['workers'] for row in rows)} to {max(row['workers'] for row in rows)} of {len(worked)} in a round")
+    assert len(worked) == WORKERS  # in some round: who is slow now and then has no share of the next one
+    assert [row["tokens"] for row in rows] == [rows[0]["tokens"] * row["version"] // begun for row in rows]
     stop(crew)

@@ -51,6 +51,6 @@ def test_a_machine_with_the_wheel_joins(
     assert is_what_one_worker_gives(run)
 
 
-def test_the_readme_names_the_wheel_that_is_built() -> None:
-    for readme in ("README.md", "README.es.md"):
-        assert f"cuadrilla-{__version__}-py3-none-any.whl" in (ROOT / readme).read_text(encoding="utf-8")
+def test_the_pages_name_the_wheel_that_is_built() -> None:
+    for page in ("crew.md", "cuadrilla.md"):
+        assert f"cuadrilla-{__version__}-py3-none-any.whl" in (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -33,13 +33,18 @@ class Machines:
     shared: bool = False
     local_step: float = 0.0
     ends: tuple[int, ...] = ()
+    step_tokens: int = 600
 
     def __post_init__(self) -> None:
         rules = Rules(
-            units_per_step=UNITS_PER_STEP, step_tokens=600, num_steps=10_000, ends=self.ends, quorum=len(self.speeds)
+            units_per_step=UNITS_PER_STEP,
+            step_tokens=self.step_tokens,
+            num_steps=10_000,
+            ends=self.ends,
+            quorum=len(self.speeds),
         )
         self.machine = Coordinator(rules=rules, rounds=AutoRounds(share=share_units, window_bytes=0.5))
-        self.now, self.lengths, self.workers = 0.0, list[int](), list[set[str]]()
+        self.now, self.lengths, self.workers, self.parts = 0.0, list[int](), list[set[str]](), list[set[int]]()
 
     def rounds(self, number: int) -> list[int]:
         """The lengths of so many."""
@@ -58,11 +63,12 @@ class Machines:
         due, began = [], self.now
         leased = {action.worker for action in actions if isinstance(action, Send) and isinstance(action.message, Lease)}
         self.workers.append(leased)
+        self.parts.append({a.message.parts for a in actions if isinstance(a, Send) and isinstance(a.message, Lease)})
         for action in actions:
             match action:
                 case Send(message=Lease() as lease):
                     moved = self.transfer * (0.5 if lease.steps > 1 else 1.0) * (len(leased) if self.shared else 1)
-                    local = self.local_step * lease.steps if lease.steps > 1 else 0.0
+                    local = self.local_step * lease.steps if lease.steps > 1 else 0.0  # also of smaller steps
                     seconds = moved + local + len(lease.units) / self.speeds[action.worker]
                     due.append((began + seconds, action.worker, lease, moved))
         done: list[Action] = []
@@ -103,6 +109,15 @@ def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_sl
     crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=80.0, shared=True)
     crew.rounds(60)
     assert sum(workers == {"ana"} for workers in crew.workers[-30:]) >= 27
+
+
+@pytest.mark.parametrize(("tokens", "parts"), [(30_000, 1), (60_000, 2), (250_000, 4)])
+def test_alone_it_takes_smaller_steps_where_those_of_the_crew_are_large(tokens: int, parts: int) -> None:
+    crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0}, transfer=120.0, shared=True, step_tokens=tokens)
+    crew.rounds(20)
+    assert crew.workers[-10:] == [{"ana"}] * 10
+    assert crew.parts[-10:] == [{parts}] * 10
+    assert all(made == {1} for made, workers in zip(crew.parts, crew.workers, strict=True) if len(workers) > 1)
 
 
 def test_a_machine_alone_loses_nothing() -> None:

@@ -23,8 +23,10 @@ TRANSLATED = {
     "alarms.md": "alarmas.md",
     "alternatives.md": "alternativas.md",
     "containers.md": "contenedores.md",
+    "crew.md": "cuadrilla.md",
     "dashboard.md": "dashboard.es.md",
     "dask.md": "dask.es.md",
+    "data.md": "datos.md",
     "doctor.md": "doctor.es.md",
     "five-pcs.md": "cinco-pcs.md",
     "large-models.md": "modelos-grandes.md",
@@ -34,6 +36,7 @@ TRANSLATED = {
     "queue.md": "cola.md",
     "ray.md": "ray.es.md",
     "serving.md": "servir.md",
+    "train.md": "entrenar.md",
     "tuning.md": "buscar.md",
     "wsl.md": "wsl.es.md",
 }

@@ -93,8 +93,8 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("farewell", [Stop(reason="done"), None])
-def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(farewell, monkeypatch):
+@pytest.mark.parametrize("final_stop", [Stop(reason="done"), None])
+def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(final_stop, monkeypatch):
     """The coordinator hangs up while an answer is on its way: all ranks leave with its Stop, none joins again."""
     told = []
     monkeypatch.setattr("cuadrilla.link.island.shared", lambda text: told.append(text) or text)
@@ -103,14 +103,14 @@ def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(farewell, monk
         raise LinkError("the session has ended")
 
     inner, cpu = InProcLink(hung_up), torch.device("cpu")
-    link = IslandLink(inner=inner, farewell=lambda: farewell, parameters=Layout(()), place=cpu)
+    link = IslandLink(inner=inner, final_stop=lambda: final_stop, parameters=Layout(()), place=cpu)
     link.call(Hello(speed_hint=1.0))
-    if farewell is not None:
-        assert link.next_event() == farewell
+    if final_stop is not None:
+        assert link.next_event() == final_stop
     else:
         with pytest.raises(LinkError, match="ended"):
             link.next_event()
     stop = decode(told.pop(), Stop)
     assert isinstance(stop, Stop)
-    assert stop.again == (farewell is None)
+    assert stop.again == (final_stop is None)
     assert not told

@@ -21,10 +21,10 @@ ADAMW = make_optimizer(AdamWSection(kind="adamw", weight_decay=0.0), is_matrix=l
 STEPS = 4
 
 
-def recipe(rates: list[int], optimizer: Callable[[Parameters], Stepper] = MOMENTUM) -> Recipe:
+def recipe(rates: list[float], optimizer: Callable[[Parameters], Stepper] = MOMENTUM) -> Recipe:
     """Notes the steps whose learning rates are asked for."""
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         rates.append(step)
         return 1.0
 
@@ -36,15 +36,17 @@ def lane(
     *,
     gradient: float,
     tokens: int,
-    rates: list[int],
+    rates: list[float],
     optimizer: Callable[[Parameters], Stepper] = MOMENTUM,
     whole: bool = False,
+    parts: int = 1,
 ) -> Answer:
     """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
     worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version(steps=STEPS))
-    worker.begin(Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS, whole=whole))
+    lease = Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS, parts=parts, whole=whole)
+    worker.begin(lease)
     for _ in range(STEPS):
         (model["w"].sum() * gradient * tokens / 80).backward()
         sums.tokens += tokens
@@ -61,7 +63,7 @@ def changed(answer: Answer, name: str, tensor: Tensor) -> Answer:
 
 
 def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() -> None:
-    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[int]()
+    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
     merge = Windows(steps=STEPS, bits=32).merge(model, recipe([]))
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
     assert rates == 2 * [9, 10, 11, 12]
@@ -79,7 +81,7 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() 
 
 def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> None:
     """Both lanes have the same gradient: AdamW's steps with it, but for the squares, which are those of the parts."""
-    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[int]()
+    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
     merge = Windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
     merge.reduce(answers, planned_tokens=80)
@@ -121,6 +123,12 @@ def test_a_lane_that_is_the_whole_window_is_taken_over_with_its_own_steps() -> N
     assert torch.equal(model["w"].detach(), said["w"])
     assert said["w"].abs().min() > 0
     assert all(torch.equal(version[name], said[name]) for name in said if name.startswith(STATE))
+
+
+def test_smaller_steps_have_the_rates_between_the_runs_steps() -> None:
+    merge, rates = Windows(steps=2, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([])), list[float]()
+    lane(merge, gradient=2.0, tokens=20, rates=rates, whole=True, parts=2)
+    assert rates == [8.5, 9.0, 9.5, 10.0]
 
 
 def test_one_of_several_that_claims_to_be_the_whole_window_is_bad() -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,10 +90,11 @@ def up(
     under_a_parent(folder, listen=str(listens))
     from cuadrilla.crew.up import Opening
 
+    began = time.monotonic()
     with coordinating("cuadrilla up") as home:
         opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
         outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
-    report_outcome(outcome, folder)
+    report_outcome(outcome, folder, seconds=time.monotonic() - began)
 
 
 @contextmanager

@@ -35,20 +35,24 @@ def get_command(
         return
     if not names:
         raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
+    _report(fetched(names, to=to, sha256=sha256.strip().lower()))
+
+
+def fetched(names: Sequence[str], *, to: Path, sha256: str = "") -> "list[Fetched]":
+    """What these names and addresses stand for, below the folder `to`. Raises as `fetch`, and ConfigError."""
     from cuadrilla.data.catalogue import resolve
     from cuadrilla.data.download import fetch
 
-    wanted = [each for name in names for each in resolve(name, sha256=sha256.strip().lower())]
+    wanted = [each for name in names for each in resolve(name, sha256=sha256)]
     try:
         with shown_progress() as progress:
-            done = [fetch(each, to=to, progress=progress, report=say) for each in wanted]
+            return [fetch(each, to=to, progress=progress, report=say) for each in wanted]
     except KeyboardInterrupt:
         say(
             "interrupted; what has arrived is kept in {folder} if the server can resume; run the same command",
             folder=typed(to),
         )
         raise
-    _report(done)
 
 
 def _show_catalogue() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import AllowChanges, RunFile, Sets, explain_config, show_config
+from cuadrilla.cli.config import AllowChanges, Sets, explain_config, show_config
 from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
+from cuadrilla.cli.progress import describe_evaluation
+from cuadrilla.cli.texts import is_text, run_of_texts
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, finite, typed
+from cuadrilla.monitor.screen import duration
+from cuadrilla.rundir import RunDir, finite, last_rows, typed
 from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text, seen_from
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from cuadrilla.train.coordinate import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
+
+PAGE = "report.html"
 
 
 def new(
@@ -43,8 +49,21 @@ def new(
 
 
 def train(
-    run: RunFile = Path("run.toml"),
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN|TEXT...", help="A run folder or run file; or texts, folders of them, a corpus."),
+    ] = None,
     sets: Sets = None,
+    epochs: Annotated[float, typer.Option(min=0, help="train.epochs: how often the text is read.")] = 0,
+    tokens: Annotated[str, typer.Option(metavar="1M", help="train.tokens: the run's length, as in 300k or 1M.")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="train.steps: the run's length.")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="train.batch_sequences: sequences in a step.")] = 0,
+    lr: Annotated[float, typer.Option(min=0, help="optim.lr: the learning rate.")] = 0,
+    within: Annotated[
+        str, typer.Option("--time", metavar="20m", help="Of texts: how long it may take in all, as in 90s or 1h30m.")
+    ] = "20m",
+    name: Annotated[str, typer.Option("--name", help="Of texts: the run folder to make (TEXT-gpt2).")] = "",
+    preset: Annotated[str, typer.Option("--preset", help="Of texts: gpt2-micro, -mini or -small, not chosen.")] = "",
     allow_changes: AllowChanges = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
     practice: Annotated[
@@ -60,24 +79,43 @@ def train(
     ] = False,
     explain: Annotated[bool, typer.Option("--explain-config", help="Only explain every key of a run file.")] = False,
 ) -> None:
-    """Train, or go on where a run stopped. Ctrl-C saves and stops; the same command resumes."""
+    """Train a run, or make a model of texts. Ctrl-C saves and stops; the same command goes on from there."""
     if explain:
         explain_config()
         return
+    began, words = time.monotonic(), what or ["run.toml"]
+    of_texts = is_text(words[0]) or len(words) > 1
+    if of_texts:
+        run = run_of_texts(words, name=name, within=within, size=preset.removeprefix("gpt2-")).path
+    else:
+        run = Path(words[0])
     if show:
         show_config(run, sets or [])
         return
     more = practice_sets(practice) if practice else []
+    flags = {
+        "train.epochs": epochs,
+        "train.tokens": count_of(tokens) if tokens else 0,
+        "train.steps": steps,
+        "train.batch_sequences": batch,
+        "optim.lr": lr,
+    }
+    more += [f"{key}={value}" for key, value in flags.items() if value]
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = RunDir((run if run.is_dir() else run.parent).resolve())
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if (place := find_place()) is None or place.leads:
-        report_outcome(outcome, folder)
+        report_outcome(outcome, folder, seconds=time.monotonic() - began)
+        if of_texts:
+            from cuadrilla.monitor.web.page import save_page
+
+            save_page(folder, folder.path / PAGE)
+            say("      curves, samples, settings: {page}", page=typed(folder.path / PAGE))
 
 
-def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
+def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
     if options.json:
         emit_json(
@@ -95,6 +133,7 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
             step=outcome.best,
         )
     if outcome.complete:
+        _say_what_was_learned(outcome, folder, seconds=seconds)
         say("\nnext: cuadrilla eval {run}", run=typed(folder.path))
         if read_run_config(folder).task.kind == "language":
             say("      cuadrilla generate {run}", run=typed(folder.path))
@@ -107,6 +146,24 @@ def report_outcome(outcome: "Outcome", folder: RunDir) -> None:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     else:
         say("\n{reason}: saved; the same command continues from there", reason=outcome.reason)
+
+
+def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
+    """The held-out measure of the best step, and the last sample."""
+    rows = [row for row in last_rows(folder.metrics) if "val_loss" in row]
+    if not rows:
+        return
+    best = next((row for row in rows if row["version"] == outcome.best), rows[-1])
+    say("done       in {time}: {evaluation}", time=duration(seconds), evaluation=describe_evaluation(best))
+    if sample := rows[-1].get("sample"):
+        say("\n{sample}", sample=sample)
+
+
+def count_of(text: str) -> int:
+    """Of 300k, 1M or 2.5G. Raises ConfigError."""
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)):
+        raise ConfigError("{text!r} is not a number", text=text, hint="write it as 300k, 1M or 2.5G")
+    return round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]])
 
 
 def practice_sets(text: str, *, option: str = "--practice") -> list[str]:

@@ -21,7 +21,7 @@ VERBS = {
     "demo": Verb("demo", "demo", START, "Train a small Spanish GPT-2 on built-in stories, in minutes."),
     "new": Verb("train", "new", START, "Make a run folder with a commented run.toml."),
     "plan": Verb("plan", "plan", START, "What a crew would bring to a run, before it trains."),
-    "train": Verb("train", "train", START, "Train, or go on where a run stopped."),
+    "train": Verb("train", "train", START, "Train a run, or make a model of texts; go on where it stopped."),
     "tune": Verb("tune", "tune", START, "Search for better settings by trials; go on where it stopped."),
     "up": Verb("crew", "up", CREW, "Coordinate a crew on this machine and train."),
     "join": Verb("crew", "join", CREW, "Work for a crew's coordinator."),

@@ -146,13 +146,13 @@ class Island:
         self,
         *,
         inner: Link | None = None,
-        farewell: Callable[[], Stop | None] = lambda: None,
+        final_stop: Callable[[], Stop | None] = lambda: None,
         asked_to_stop: Callable[[], None] = lambda: None,
     ) -> IslandLink:
         """This rank's, once the group is formed: for one session."""
         return IslandLink(
             inner=inner,
-            farewell=farewell,
+            final_stop=final_stop,
             parameters=self._parameters,
             place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
             asked_to_stop=asked_to_stop,
@@ -230,17 +230,17 @@ def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[
     island.form(config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
-    told: list[IslandLink] = []
+    links: list[IslandLink] = []
 
     def asked_to_stop() -> None:
         context.coordination.request_stop(Message("another rank was asked to stop"))
 
     def around(inner: Link) -> Link:
-        told.append(island.link(inner=inner, asked_to_stop=asked_to_stop))
-        return told[0]
+        links.append(island.link(inner=inner, asked_to_stop=asked_to_stop))
+        return links[0]
 
     outcome = run_local(context, wrap_link=around, cores=island.cores)
-    if not told:  # there was nothing left to train
+    if not links:  # there was nothing left to train
         island.link().hand_on(Stop(reason=outcome.reason))
     island.end({**dataclasses.asdict(outcome), "last_row": finite(outcome.last_row)})
     return outcome

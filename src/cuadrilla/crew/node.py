@@ -68,5 +68,5 @@ class Node:
         return found
 
     def tell_working(self) -> None:
-        told = "working    as {name} for {address}; Ctrl-C leaves"
-        self.tell(Message(told, name=self.crew.name, address=self.crew.address))
+        template = "working    as {name} for {address}; Ctrl-C leaves"
+        self.tell(Message(template, name=self.crew.name, address=self.crew.address))

@@ -83,14 +83,14 @@ def reporting(
     def work() -> None:
         with suppress(LinkError):
             sampler.sample()  # rates are since the last sample
-            wait, told, asked = min(FIRST_SECONDS, every_seconds), facts, policy
+            wait, first_facts, asked = min(FIRST_SECONDS, every_seconds), facts, policy
             while not ended.wait(wait):
                 if asked is not None and (reason := asked.why_wait(working=True)) is not None:
                     leave(reason)
                     asked = None
                 report = _report(sampler, link=link, round_trip=round_trip(), lines=lines)
-                send(replace(report, facts=told))
-                wait, told = every_seconds, {}
+                send(replace(report, facts=first_facts))
+                wait, first_facts = every_seconds, {}
 
     thread = threading.Thread(target=work, name="reports", daemon=True)
     thread.start()

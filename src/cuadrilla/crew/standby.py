@@ -101,8 +101,8 @@ class Copy:
         for segment in self.run.journal.iterdir():
             if int(segment.stem[1:]) < oldest or f"run/journal/{segment.name}" not in self._segments:
                 segment.unlink()
-        told = "the checkpoint of step {step} is copied; its journal is copied as it grows"
-        self._report(Message(told, step=version_of(arrived)))
+        template = "the checkpoint of step {step} is copied; its journal is copied as it grows"
+        self._report(Message(template, step=version_of(arrived)))
 
     def fetch_run(self, connection: Connection, home: Home) -> None:
         """Its settings, and its data or code into this machine's cache. Raises as `fetch` does."""
@@ -119,7 +119,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     Raises LinkError when the coordinator refuses this node, ConfigError when this machine cannot be its standby.
     """
     _check_free(home, crew)
-    folder, told = home.standby_folder(crew), ""
+    folder, reported = home.standby_folder(crew), ""
     if (run := RunDir(folder / "run")).metrics.exists():
         problem = "the copy was promoted and is trained here: {path}"
         raise ConfigError(problem, path=run.path, hint="move it away first")
@@ -131,16 +131,16 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
                 arriving = connection.follow(listen, manifest=copy.manifest)
                 copy.take(*next(arriving))
                 copy.fetch_run(connection, home)
-                told = ""
+                reported = ""
                 for part in arriving:
                     copy.take(*part)
             except Refused:
                 raise
             except (LinkError, CheckpointError) as error:
-                if error.message != told:  # once, for as long as a machine is off
+                if error.message != reported:  # once, for as long as a machine is off
                     trying = "{reason}; trying again. If that machine is gone for good: cuadrilla promote"
                     report(Message(trying, reason=error.message))
-                    told = error.message
+                    reported = error.message
         time.sleep(PAUSE_SECONDS)
 
 

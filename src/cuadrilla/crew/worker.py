@@ -100,7 +100,7 @@ def in_session(
     try:
         return work(session)
     except LinkError:
-        stop = session.farewell()
+        stop = session.final_stop()
         if stop is None:
             raise
         return stop
@@ -200,7 +200,7 @@ class _Worker:
         practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
         link: Link = practice
         if self._island is not None:
-            link = self._island.link(inner=link, farewell=session.farewell)
+            link = self._island.link(inner=link, final_stop=session.final_stop)
         with reporting(
             partial(self._send, session),
             facts=machine_facts(equipment.device),
@@ -257,5 +257,5 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
 
 def worker_command(name: str, use: Use, *, crew: Path, **more: Any) -> list[str]:
     """How a worker process is started (`cli/crew.py`, work); `crew`: the folder with its token, no argument."""
-    told = {"crew": str(crew), "device": use.device, "threads": use.threads, **more}
-    return cuadrilla_command("--json", "work", name, json.dumps(told))
+    settings = {"crew": str(crew), "device": use.device, "threads": use.threads, **more}
+    return cuadrilla_command("--json", "work", name, json.dumps(settings))

@@ -167,8 +167,8 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Units to compute from `version`, in so many optimizer steps, which the round has. Losses are divided by its
-    `planned_tokens`, so that sums stay small in fp16. `whole`: these are all units of the round.
+    """Units to compute from `version`, in so many optimizer steps, `parts` for each step of the run. Losses are divided
+    by the round's `planned_tokens`, so that sums stay small in fp16. `whole`: these are all units of the round.
     """
 
     lease_id: Count
@@ -176,6 +176,7 @@ class Lease:
     units: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_UNITS)]
     planned_tokens: Annotated[int, Field(gt=0, lt=2**63)]
     steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
+    parts: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
     whole: bool = False
 
 

@@ -128,10 +128,10 @@ class Connection:
                 arrived(len(data))
         if file_sha256(part) != sha256:
             part.unlink()
-            told = "{path} arrived damaged, or it has changed since the coordinator began the run"
+            template = "{path} arrived damaged, or it has changed since the coordinator began the run"
             if begun:  # what was here before may be of something else
-                raise LinkError(told, path=file.path, hint="try again")
-            raise Refused(told, path=file.path, hint="there, stop the run and start it again")
+                raise LinkError(template, path=file.path, hint="try again")
+            raise Refused(template, path=file.path, hint="there, stop the run and start it again")
         part.replace(to)
         fsync_folder(to.parent)
 
@@ -206,8 +206,8 @@ class Connection:
     ) -> Any:
         """A call of the coordinator: an iterator over the bytes that come back."""
         call = self._channel.stream_stream(f"/{wire.SERVICE}/{method}", request_serializer=_serialize)
-        told = {wire.TOKEN_KEY: self.identity.token, wire.DEVICE_KEY: self._device, wire.INVITE_KEY: secret}
-        metadata = tuple((key, value) for key, value in told.items() if value)
+        secrets = {wire.TOKEN_KEY: self.identity.token, wire.DEVICE_KEY: self._device, wire.INVITE_KEY: secret}
+        metadata = tuple((key, value) for key, value in secrets.items() if value)
         return call(messages, timeout=seconds, metadata=metadata)
 
 
@@ -296,10 +296,10 @@ class GrpcLink:
         """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
         self._inbox.put(Stop(reason=reason, again=True))
 
-    def farewell(self) -> Stop | None:
+    def final_stop(self) -> Stop | None:
         """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
         self._reader.join(timeout=FAREWELL_SECONDS)
-        return self._inbox.farewell()
+        return self._inbox.final_stop()
 
     def close(self) -> None:
         self._outgoing.put(None)
@@ -363,11 +363,11 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
             hint = "the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME"
             return Refused("the coordinator refused: {reason}", reason=reason, hint=hint)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
-            told = "{address} cannot be reached: {reason}"
-            return LinkError(told, address=address, reason=reason, hint="is the coordinator running?")
+            template = "{address} cannot be reached: {reason}"
+            return LinkError(template, address=address, reason=reason, hint="is the coordinator running?")
         case _:
-            told = "{address} answered with an error: {reason}"
-            return LinkError(told, address=address, reason=reason, hint="see the coordinator's log")
+            template = "{address} answered with an error: {reason}"
+            return LinkError(template, address=address, reason=reason, hint="see the coordinator's log")
 
 
 def _serialize(message: Any) -> bytes:

@@ -140,8 +140,8 @@ def _read(path: Path, *names: str) -> list[str]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = error.strerror if isinstance(error, OSError) else Message("it is damaged")
         restore = "restore {folder} from a backup, or move it away: machines then join again with an invite"
-        told = "{path} cannot be read: {reason}"
-        raise LinkError(told, path=path, reason=reason, hint=restore, folder=path.parent) from None
+        template = "{path} cannot be read: {reason}"
+        raise LinkError(template, path=path, reason=reason, hint=restore, folder=path.parent) from None
     if is_open:
         raise LinkError("{path} is open to other users", path=path, hint="chmod 600 {typed}", typed=typed(path))
     return found

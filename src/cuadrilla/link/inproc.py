@@ -43,7 +43,7 @@ class Inbox:
         self._drain()
         return any(isinstance(event, Lease | Stop | LinkError) for event in self._waiting)
 
-    def farewell(self) -> Stop | None:
+    def final_stop(self) -> Stop | None:
         """The Stop among what was not read, if there is one."""
         self._drain()
         return next((event for event in self._waiting if isinstance(event, Stop)), None)

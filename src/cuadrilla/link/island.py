@@ -37,14 +37,14 @@ class IslandLink:
     """A rank's end. Used by one thread, but for `ask_to_stop`.
 
     `inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
-    `farewell`: the Stop with which `inner` ended, where that was broken before the Stop was read. `asked_to_stop` is
+    `final_stop`: the Stop with which `inner` ended, where that was broken before the Stop was read. `asked_to_stop` is
     called at rank 0 when some rank was asked. What is said of another rank that has gone is torch's RuntimeError.
     """
 
     inner: Link | None
     parameters: Layout
     place: torch.device
-    farewell: Callable[[], Stop | None] = lambda: None
+    final_stop: Callable[[], Stop | None] = lambda: None
     asked_to_stop: Callable[[], None] = lambda: None
     _lease: Lease | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
@@ -61,7 +61,7 @@ class IslandLink:
         event = None
         if self.inner is not None:
             event = self._from_behind(self.inner.next_event)
-            if self._behind is not None and (event := self.farewell()) is None:
+            if self._behind is not None and (event := self.final_stop()) is None:
                 self.hand_on(Stop(reason=self._behind.message, again=True))
                 raise self._behind
         event = self.hand_on(event)

@@ -52,10 +52,10 @@ class StandbyServer:
         """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
         LinkError; Refused for a node that the owner has not named."""
         if name not in self.names:
-            told = (
+            template = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
             )
-            raise Refused(told, name=name)
+            raise Refused(template, name=name)
         self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
         known, held, journal, checkpoint = b"", request.manifest, dict[Path, int](), iter(list[bytes]())
         versions = {manifest: version for version, manifest in self._manifests()}

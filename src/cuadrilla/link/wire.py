@@ -234,5 +234,5 @@ def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Mem
 
 
 def _unexpected() -> LinkError:
-    told = "tensors arrived that are not those of this model, or not all of them"
-    return LinkError(told, hint="the other machine is asked again")
+    template = "tensors arrived that are not those of this model, or not all of them"
+    return LinkError(template, hint="the other machine is asked again")

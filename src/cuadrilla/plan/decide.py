@@ -13,6 +13,7 @@ from cuadrilla.config import AutoSync, Config, CrewEngine, ExactSync, LanguageTa
 from cuadrilla.data.shards import read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
+from cuadrilla.plan.predict import CREW_STEP
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
@@ -29,9 +30,6 @@ MAX_DECAY = 2.0
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 16_384
 SHORT_RUN_TOKENS = 3_000_000
 """A run's length up to which the smallest step is best; behind it steps grow with the square root."""
-CREW_STEP = 4
-"""A crew's step in those of a machine alone. In these 1 M tokens teach what about 0.88 M do in the machine's, read off
-between measured lengths, and 3 M as much as there; in steps of 16 times as many tokens 1 M teach what 0.47 M do."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
 """The context of a run of up to this number of tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
@@ -115,6 +113,12 @@ def step_tokens(tokens: int, *, alone: bool) -> int:
     return min((MIN_STEP_TOKENS << doublings) * (1 if alone else CREW_STEP), MAX_STEP_TOKENS)
 
 
+def block_weights(config: Config) -> int:
+    """In the matrices of its blocks."""
+    layers, _, width, _ = config.model.shape
+    return layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
+
+
 def shared_unit(batch: int, *, strict: bool) -> int:
     """The largest part of a batch, in whole sequences, of which there are `UNITS` or more, if it has so many."""
     most = min(max(batch // (STRICT_UNITS if strict else UNITS), 1), MAX_UNIT)
@@ -145,8 +149,7 @@ def _batch(config: Config, tokens: int) -> Decision | None:
 
 def _decay(config: Config, *, tokens: int, text: int) -> Decision:
     epochs = tokens / text if text else 0.0
-    layers, _, width, context = config.model.shape
-    weights = layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
+    context, weights = config.model.shape[3], block_weights(config)
     steps = text / (config.train.batch_sequences * context)
     decay = weight_decay(epochs, text=text, weights=weights, epoch_steps=steps, lr=config.optim.lr)
     reason = Message("read {epochs:.1f} times, {steps:,.0f} steps each time", epochs=epochs, steps=steps)

@@ -103,8 +103,8 @@ def _all_usable(found: Sequence[Device], *, strict: bool) -> tuple[list[Device],
     adds = cpu.gflops / sum(device.gflops or 0.0 for device in usable)
     if adds >= ADDS:
         return [*usable, cpu], tuple(notes)
-    told = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu uses it"
-    return usable, (*notes, Message(told, percent=100 * adds, names=names))
+    template = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu uses it"
+    return usable, (*notes, Message(template, percent=100 * adds, names=names))
 
 
 def _named(name: str, found: Sequence[Device]) -> Device:

@@ -2,7 +2,7 @@
 
     round    = max over workers of (transfer + units / speed) + the coordinator's step        units dealt as in training
     transfer = (version + contribution) / the slower of the worker's link and its part of the coordinator's + 2 delays
-    gain     = tokens per second · what they teach / tokens per second of the best machine alone
+    gain     = tokens per second · what they teach / the same of the best machine alone, in smaller steps
 
 In windows each worker makes each step as well, and a window teaches less than as many exact steps:
 `WHAT_WINDOWS_TEACH`. Transfers do not overlap with computing, as in training. Pure; times in seconds.
@@ -18,6 +18,15 @@ WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
 """By the steps of a window, of the speed of `exact` at equal tokens per second (`bench.lanes`, docs/experiments.md)."""
 WINDOWS, MIN_WINDOWS = (2, 4, 8, 16, 32, 64), 6
 """The steps that are tried, and how many windows a run has at least. Longer ones, and fewer, were not measured."""
+CREW_STEP = 4
+"""A crew's step in those of a machine alone. In these 1 M tokens teach what about 0.88 M do in the machine's, read off
+between measured lengths, and 3 M as much as there; in steps of 16 times as many tokens 1 M teach what 0.47 M do."""
+CRITICAL_TOKENS, CRITICAL_RUN = 16_384, 3_000_000
+"""In a step of so many tokens a token teaches half of what it does in a small one (McCandlish et al. 2018, arXiv
+1812.06162). It fits the steps that were measured in runs of 1 M and 3 M tokens; that it grows with the root of a longer
+run is assumed."""
+SMALL = 8
+"""Steps of this part of it teach hardly less than smaller ones, of which the optimizer takes too much time."""
 WORTH = 0.02
 """A machine that adds less than this part is better left to other work."""
 
@@ -76,6 +85,12 @@ class Workload:
     exact_bytes: int
     window_bytes: int
 
+    def alone_teaches(self) -> float:
+        """What a token teaches a machine alone, in its smaller steps, in times of what it does in the crew's."""
+        tokens = self.units_per_step * self.unit_tokens
+        parts = parts_alone(self.units_per_step, step_tokens=tokens, num_steps=self.num_steps)
+        return smaller_steps_teach(tokens, parts=parts, num_steps=self.num_steps)
+
     def bytes_of(self, steps: int) -> int:
         return self.exact_bytes if steps == 1 else self.window_bytes
 
@@ -97,7 +112,8 @@ class Prediction:
 def predict(crew: Crew, work: Workload) -> list[Prediction]:
     """The best machine alone, exact steps, and windows, each with the machines that are worth it; the best first."""
     alone = predict_alone(crew.best, work)
-    crews = [_worth_it(crew, work, steps=steps, alone=alone.tokens_per_second) for steps in lengths(work.num_steps)]
+    worth = alone.tokens_per_second * work.alone_teaches()
+    crews = [_worth_it(crew, work, steps=steps, alone=worth) for steps in lengths(work.num_steps)]
     found = [alone, *(prediction for prediction in crews if len(prediction.shares) > 1)]
     return sorted(found, key=lambda prediction: (-prediction.gain, prediction.steps))
 
@@ -116,7 +132,9 @@ def predict_alone(machine: MachineSpec, work: Workload) -> Prediction:
 
 
 def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """With all machines that get a share, in rounds of so many steps. `alone`: tokens per second to compare with."""
+    """With all machines that get a share, in rounds of so many steps. `alone`: tokens per second to compare with, in
+    steps of the crew.
+    """
     paces = _paces(crew, work, steps=steps)
     shares = {name: share for name, share in share_units(work.units_per_step, paces=paces).items() if share}
     round_seconds = max(paces[name].seconds(share) for name, share in shares.items())
@@ -162,6 +180,22 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
 def lengths(num_steps: int) -> tuple[int, ...]:
     """Steps of the rounds that are tried in a run of so many; 1: exact."""
     return 1, *(steps for steps in WINDOWS if MIN_WINDOWS * steps <= num_steps)
+
+
+def parts_alone(units_per_step: int, *, step_tokens: int, num_steps: int) -> int:
+    """Smaller steps of one machine, of whole units, for each of the crew's."""
+    most = min(CREW_STEP, round(SMALL * step_tokens / _critical(step_tokens * num_steps)))
+    return next((parts for parts in range(most, 1, -1) if units_per_step % parts == 0), 1)
+
+
+def smaller_steps_teach(step_tokens: int, *, parts: int, num_steps: int) -> float:
+    """What a token teaches in so many smaller steps for each one, in times of what it does in that."""
+    critical = _critical(step_tokens * num_steps)
+    return (1 + step_tokens / critical) / (1 + step_tokens / parts / critical)
+
+
+def _critical(run_tokens: int) -> float:
+    return CRITICAL_TOKENS * math.sqrt(max(run_tokens / CRITICAL_RUN, 1.0))
 
 
 def teaches(steps: int) -> float:

@@ -5,8 +5,9 @@
 A length that was tried lately counts as it was measured, any other as it follows from the measured speeds and
 transfers: units by speed, one transfer in each round, and a window's moves `window_bytes` times as much as an exact
 round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
-longest window with a single lane, which teaches what exact steps do; nobody shares its line to the coordinator. It has
-to be better than that window, measured with all lanes, which is measured again as often as `PROBE_COST` allows.
+longest window with a single lane, in up to `CREW_STEP` smaller steps for each of the run's, which teach more; nobody
+shares its line to the coordinator. It has to be better than that window, measured with all lanes, which is measured
+again as often as `PROBE_COST` allows.
 
 The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
 sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
@@ -20,17 +21,19 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from cuadrilla.link.base import Lease, Tensors
-from cuadrilla.plan.predict import lengths, teaches
+from cuadrilla.plan.predict import lengths, parts_alone, smaller_steps_teach, teaches
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import Exact
-from cuadrilla.sync.membership import MIN_MEASUREMENTS
+from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
 from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Reduced, Strategy, Sums, WorkerHalf, trainable
 from cuadrilla.sync.windows import STATE, Windows
 from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Share, Work
 
 BETTER = 1.03
 """A length must promise so much more than the present one."""
+UNTRIED = 1.25
+"""The machine alone is tried once if it promises so much less: its measured speed is that of one which coordinates."""
 MEMORY_SECONDS = 600.0
 """So long a measurement counts."""
 
@@ -211,6 +214,10 @@ class AutoRounds(Rounds):
                 work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
         return self._steps(tried.present)
 
+    def parts(self, work: Work) -> int:
+        """A machine alone takes smaller steps than a crew."""
+        return _parts_alone(work.rules) if self.tried.present == ALONE else 1
+
     def _steps(self, length: int) -> int:
         return length or self.tried.longest
 
@@ -243,7 +250,14 @@ class AutoRounds(Rounds):
         else:
             longest = max(paces[name].seconds(share) for name, share in shares.items() if share)
             seconds = (longest + work.merge_seconds) / self._steps(length)
-        return (teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0) / max(seconds, 1e-9)
+        if length == ALONE:
+            rules, parts = work.rules, _parts_alone(work.rules)
+            worth = smaller_steps_teach(rules.step_tokens, parts=parts, num_steps=rules.num_steps)
+            took = self.tried.measured.get(ALONE)
+            worth *= UNTRIED if took is None or took.members != work.crew.members.keys() else 1.0
+        else:
+            worth = teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0
+        return worth / max(seconds, 1e-9)
 
     def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         if length != ALONE:
@@ -263,3 +277,7 @@ class AutoRounds(Rounds):
             )
             for name, pace in work.crew.paces().items()
         }
+
+
+def _parts_alone(rules: Rules) -> int:
+    return parts_alone(rules.units_per_step, step_tokens=rules.step_tokens, num_steps=rules.num_steps)

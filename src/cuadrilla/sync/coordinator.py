@@ -46,7 +46,7 @@ BEGINNING: Mapping[str, Any] = {"version": 0, "tokens": 0}
 class Coordinator:
     """See the module. `snapshot` and `restore` carry what outlives the process: members and leases do not.
 
-    `farewell`: why it is finished, also for those who were not there when the others were told.
+    `finish_reason`: why it is finished, also for those who were not there when the others were told.
     """
 
     rules: Rules
@@ -54,7 +54,7 @@ class Coordinator:
     crew: Membership = field(init=False)
     work: Work = field(init=False)
     finished: bool = False
-    farewell: str = Message("the run has ended")
+    finish_reason: str = Message("the run has ended")
 
     def __post_init__(self) -> None:
         self.crew = Membership(rules=self.rules)
@@ -70,7 +70,7 @@ class Coordinator:
         self.crew.now = now
         match event:
             case Received(message=Hello()) if self.finished:
-                return [Send(worker=event.worker, message=Stop(reason=self.farewell))]
+                return [Send(worker=event.worker, message=Stop(reason=self.finish_reason))]
             case _ if self.finished:
                 return []
             case Received():
@@ -80,7 +80,7 @@ class Coordinator:
             case Tick():
                 return [*self._evict_unresponsive(), *self._go_on()]
             case StopRequested():
-                self.finished, self.farewell = True, event.reason
+                self.finished, self.finish_reason = True, event.reason
                 return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:

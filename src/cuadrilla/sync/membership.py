@@ -110,14 +110,14 @@ class Membership:
         if (seconds := self.banned_until.get(node_of(worker), self.now) - self.now) > 0:
             return banned(seconds)
         if different := _differing(self.rules.fingerprint, environment):
-            told = "its program differs from the coordinator's: {different}; all machines need the same version"
-            return Message(told, different=_listed(different))
+            template = "its program differs from the coordinator's: {different}; all machines need the same version"
+            return Message(template, different=_listed(different))
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(environment)
             if different := _differing(self.environment, environment, also_new=True):
-                told = "strict mode needs identical machines; here these differ: {different}"
-                return Message(told, different=_listed(different[:3]))
+                template = "strict mode needs identical machines; here these differ: {different}"
+                return Message(template, different=_listed(different[:3]))
         return ""
 
     def depart(self, worker: str) -> None:
@@ -249,8 +249,8 @@ class Membership:
 
 def banned(seconds: float) -> Message:
     """Why a node may not take part for so long."""
-    told = "left out for {minutes} min: unusable contributions in {rounds} rounds"
-    return Message(told, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
+    template = "left out for {minutes} min: unusable contributions in {rounds} rounds"
+    return Message(template, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:

@@ -61,7 +61,7 @@ class Recipe:
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
-    lr_factor: Callable[[int], float]
+    lr_factor: Callable[[float], float]
     clip_norm: float
 
 

@@ -17,7 +17,7 @@ learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts w
 one that starts with its own, or with none, has to find its way first.
 
 A lane that is the whole window contributes changes and state of all parameters, and they are taken over: that is
-training alone.
+training alone. Each step of the run may be several smaller ones then, of as large a batch as one machine needs.
 
 Adaptive parameters are those of AdamW, whose step has one size however small the gradient is: what only one lane sees,
 such as a rare token's row, would move by that lane's part of the step alone, and the squares of a small lane's noisy
@@ -167,7 +167,7 @@ class WindowsWorker:
             if gradient is not None:
                 total.add_(gradient, alpha=part)
                 self._squares[name].addcmul_(gradient, gradient, value=part * part * lease.steps)
-        self._optimizer.step(self._recipe.lr_factor(lease.version + self._steps))
+        self._optimizer.step(self._recipe.lr_factor(lease.version + self._steps / lease.parts))
         for parameter in self.params.values():
             parameter.grad = None
 

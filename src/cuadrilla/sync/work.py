@@ -35,7 +35,8 @@ class Share(Protocol):
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
-    `merged_steps`: of the last version. `opened_at`: when the round was opened, `merge_seconds`: a running mean, from
+    `merged_steps`: of the last version. `parts`: optimizer steps in one of the run's, for who has the whole round.
+    `opened_at`: when the round was opened, `merge_seconds`: a running mean, from
     the last answer of a round to its version.
     """
 
@@ -48,6 +49,7 @@ class Work:
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     merged_steps: int = 0
+    parts: int = 1
     opened_at: float = 0.0
     merge_seconds: float = 0.0
     merging: Merge | None = None
@@ -60,8 +62,9 @@ class Work:
         """Optimizer steps of the open round: the version number grows by one for each."""
         return self.ledger.opened // self.rules.units_per_step - self.version
 
-    def open_round(self, steps: int) -> None:
+    def open_round(self, steps: int, *, parts: int = 1) -> None:
         """Put the next units of the run on offer: so many optimizer steps, or fewer up to where a round ends."""
+        self.parts = parts
         end = min(end for end in (*self.rules.ends, self.rules.num_steps) if end > self.version)
         self.ledger.open_units(min(steps, end - self.version) * self.rules.units_per_step)
         self.opened_at = self.crew.now
@@ -89,13 +92,16 @@ class Work:
         """Lease these units, which another worker may hold as well."""
         grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
         self.crew.granted(worker)
+        whole = len(grant.units) == self.steps * self.rules.units_per_step
+        parts = self.parts if whole else 1
         lease = Lease(
             lease_id=grant.lease_id,
             version=grant.version,
             units=grant.units,
             planned_tokens=self.steps * self.rules.step_tokens,
-            steps=self.steps,
-            whole=len(grant.units) == self.steps * self.rules.units_per_step,
+            steps=self.steps * parts,
+            parts=parts,
+            whole=whole,
         )
         return [Send(worker=worker, message=lease)]
 
@@ -237,9 +243,14 @@ class Rounds:
         del work
         return self.steps
 
+    def parts(self, work: Work) -> int:
+        """Optimizer steps in one of the run's, for a member that has the next round to itself."""
+        del work
+        return 1
+
     def next(self, work: Work) -> list[Action]:
         """A version was committed, and the run goes on."""
-        work.open_round(self.length(work))
+        work.open_round(self.length(work), parts=self.parts(work))
         return [work.tell_version(worker) for worker in work.crew.members]
 
 

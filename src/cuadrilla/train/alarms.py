@@ -34,7 +34,7 @@ MAX_TEXT = 500
 log = logging.getLogger(__name__)
 
 
-def _told(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | None:
+def _alarm_of(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | None:
     """(event as `alarm.on` has it, what a person is told of it); None for most events of a run."""
     reason, step = fields.get("reason") or "", fields.get("version")
     match kind:
@@ -67,9 +67,9 @@ class Alarms:
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
         """An event of the run, as it is in its events. Waits for nothing, and raises nothing."""
-        if self._is_over or (told := _told(kind, fields)) is None:
+        if self._is_over or (alarm := _alarm_of(kind, fields)) is None:
             return
-        event, said = told
+        event, said = alarm
         self._is_over, now = event in ("finished", "stopped", "failed"), time.monotonic()
         if event in self._section.on and now - self._told_at.get(event, -PAUSE_SECONDS) >= PAUSE_SECONDS:
             self._told_at[event] = now
@@ -111,6 +111,6 @@ def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Why a run failed: a person reads it in the alarm and in the run's events, so it has an end."""
-    told = Message("{kind}: {error}", kind=type(error).__name__, error=error)
-    reason = error.message if isinstance(error, CuadrillaError) else told
+    template = Message("{kind}: {error}", kind=type(error).__name__, error=error)
+    reason = error.message if isinstance(error, CuadrillaError) else template
     return reason if len(reason) <= MAX_TEXT else reason[:MAX_TEXT]

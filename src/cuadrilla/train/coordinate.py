@@ -107,7 +107,7 @@ class CoordinatorRuntime:
         self._parts: dict[str, float] = {}
         self._suspects = Suspects(merge=merge, event=store.event)
         self._send: SendTo = _nobody
-        self._told = Version(version=-1)
+        self._sent = Version(version=-1)
         is_reached = 0 < stop_at <= coordinator.version
         self._stop_reason = Message("step {step} reached", step=stop_at) if is_reached else self._out_of_patience()
         self._interrupted = False
@@ -275,9 +275,9 @@ class CoordinatorRuntime:
     def _tell(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
-                if self._told.version != message.version:  # once for all workers: to code it takes time
-                    self._told = replace(message, parameters=dict(self._merge.version(steps=message.steps)))
-                message = self._told
+                if self._sent.version != message.version:  # once for all workers: to code it takes time
+                    self._sent = replace(message, parameters=dict(self._merge.version(steps=message.steps)))
+                message = self._sent
             case Stop():
                 self._heard.pop(worker, None)
                 self._store.event("evicted", worker=worker, reason=message.reason)
@@ -361,8 +361,8 @@ class CoordinatorRuntime:
         named = {"workers": sorted({answer.grant.worker for answer in action.answers}), "highest": worker}
         units = highest.grant.units if highest else ()
         self._store.event(what, version=action.version, units=action.units, loss=loss, **named, highest_units=units)
-        told = "loss {loss:.4g}, units {units}, highest at {worker}"
-        text = Message(told, loss=loss, units=action.units[:8], worker=worker)
+        template = "loss {loss:.4g}, units {units}, highest at {worker}"
+        text = Message(template, loss=loss, units=action.units[:8], worker=worker)
         log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
 
     # -- a version is committed: evaluate, log, save -------------------------------------------------------------------

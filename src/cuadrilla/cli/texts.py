@@ -1,0 +1,112 @@
+"""`cuadrilla train TEXT…`: from texts to a model in the time that there is."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cuadrilla.cli.get import fetched
+from cuadrilla.cli.output import say
+from cuadrilla.cli.stages import shown_progress
+from cuadrilla.data.prepare import Prepared, PrepareOptions, prepare
+from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.monitor.screen import duration
+from cuadrilla.plan.decide import block_weights, decide
+from cuadrilla.plan.size import SizeChoice, choose
+from cuadrilla.rundir import RunDir, make_private, typed
+from cuadrilla.runfile import SIZES, make_run, resolve, run_file_text
+
+DATA = "data"
+_TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def is_text(name: str) -> bool:
+    """Whether it is no run, and something to make one of: a file, a folder, or the name of a corpus."""
+    path = Path(name)
+    if path.suffix == ".toml" or RunDir(path).run_file.exists():
+        return False
+    return path.is_file() or (path.is_dir() and any(path.iterdir())) or _is_built_in(name) or _is_corpus(name)
+
+
+def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> RunDir:
+    """Prepare the texts, measure this machine, and write the run file. What was begun so goes on.
+
+    `within`: a time such as 20m or 1h30m. `size`: micro, mini, small, or "" to choose. Raises ConfigError, DataError,
+    LinkError, ResourceError, DeviceError.
+    """
+    deadline = time.monotonic() + seconds_of(within)
+    if bad := [text for text in texts if not is_text(text)]:
+        raise ConfigError("{name} is no text", name=bad[0], hint="name files and folders with text, or one run")
+    if size and size not in SIZES:
+        raise ConfigError("unknown preset {preset}", preset=size, hint="use gpt2-micro, gpt2-mini or gpt2-small")
+    run = RunDir(Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2"))
+    make_private(run.path)
+    prepared = _prepared([str(part) for text in texts for part in _here(text, run)], run)
+    tokens = prepared.manifest.splits["train"].num_tokens
+    say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=_held_out(prepared))
+    if run.run_file.exists():
+        return run
+    say("measuring  this machine: about ten seconds")
+    chosen = _chosen(run, text=tokens, sizes=[size] if size else list(SIZES), deadline=deadline)
+    say(
+        "plan       gpt2-{size} reads the text {readings:.1f} times at {rate:,.0f} tokens/s: about {time}",
+        size=chosen.size,
+        readings=chosen.readings,
+        rate=chosen.tokens_per_second,
+        time=duration(chosen.seconds),
+    )
+    make_run(run.path, run_file_text(chosen.size, data=DATA, tokens=chosen.tokens))
+    say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
+    return run
+
+
+def seconds_of(text: str) -> float:
+    """Of 90s, 20m or 1h30m. Raises ConfigError."""
+    if not (found := _TIME.fullmatch(text)):
+        raise ConfigError("{text!r} is not a time", text=text, hint="write it as 90s, 20m or 1h30m")
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 3600.0 * hours + 60 * minutes + seconds
+
+
+def _is_built_in(name: str) -> bool:
+    return name.startswith("cuentos:")
+
+
+def _is_corpus(name: str) -> bool:
+    from cuadrilla.data.catalogue import CATALOGUE
+
+    return any(corpus.name == name for corpus in CATALOGUE)
+
+
+def _here(text: str, run: RunDir) -> list[Path | str]:
+    """The files or folders that it stands for, fetched if it is a corpus."""
+    if Path(text).exists() or _is_built_in(text):
+        return [text]
+    return sorted({each.folder for each in fetched([text], to=run.path / "texts")})
+
+
+def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:
+    try:
+        with shown_progress() as progress:
+            return prepare(sources, out=run.path / DATA, options=PrepareOptions(), progress=progress)
+    except DataError as error:
+        if not (run.path / DATA / "manifest.json").exists():
+            raise
+        hint = "with --name you make another model; without texts, `cuadrilla train {run}` goes on with this one"
+        raise DataError("{reason}", reason=error.message, hint=hint, run=typed(run.path)) from None
+
+
+def _held_out(prepared: Prepared) -> int:
+    split = prepared.manifest.splits.get("val")
+    return split.num_tokens if split else 0
+
+
+def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) -> SizeChoice:
+    from cuadrilla.train.measure import measure
+
+    def rate(size: str, tokens: int) -> float:
+        config, _ = decide(resolve(run_file_text(size, data=DATA, tokens=tokens)).config, run)
+        return measure(config, run.path).tokens_per_second
+
+    weights = {size: block_weights(resolve(run_file_text(size, data=DATA)).config) for size in sizes}
+    return choose(weights, text=text, seconds_left=lambda: deadline - time.monotonic(), rate=rate)

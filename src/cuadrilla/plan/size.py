@@ -1,0 +1,57 @@
+"""Which size of model a text and the time are enough for, and how many tokens it is trained on. Pure but for `rate`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+MANY_READINGS = 16.0
+"""A text that is read more often than that teaches hardly more (docs/experiments.md, little text)."""
+ENOUGH_READINGS, ENOUGH_TOKENS = 8.0, 2.0
+"""A larger model is worth its time if it reads the text so often, or sees so many tokens for each weight in its
+blocks: whichever is less."""
+SPEEDUP = 0.25
+"""A size trains at most at this part of the speed of the size before it: others are not measured in vain."""
+TRAINING = 0.85
+"""Part of the time that steps take; evaluations, samples and checkpoints take the rest."""
+MIN_TOKENS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeChoice:
+    """`readings`: how often the text is read. `seconds`: of the training, evaluations included."""
+
+    size: str
+    tokens: int
+    tokens_per_second: float
+    readings: float
+
+    @property
+    def seconds(self) -> float:
+        return self.tokens / self.tokens_per_second / TRAINING
+
+
+def choose(
+    weights: Mapping[str, int], *, text: int, seconds_left: Callable[[], float], rate: Callable[[str, int], float]
+) -> SizeChoice:
+    """One of the sizes, by the number of weights in their blocks, the smallest first; `text`: its tokens.
+
+    `rate(size, tokens)`: tokens per second in a training of so many tokens, measured here.
+    """
+    best: SizeChoice | None = None
+    for size, number in weights.items():
+        needed = min(ENOUGH_READINGS * text, ENOUGH_TOKENS * number)
+        if best and best.tokens_per_second * SPEEDUP * seconds_left() * TRAINING < needed:
+            break
+        found = _in_time(size, round(needed), text=text, seconds_left=seconds_left, rate=rate)
+        if best and found.tokens < needed:
+            break
+        best = found
+    assert best is not None
+    return best
+
+
+def _in_time(
+    size: str, guess: int, *, text: int, seconds_left: Callable[[], float], rate: Callable[[str, int], float]
+) -> SizeChoice:
+    speed = rate(size, guess)
+    tokens = max(round(min(speed * seconds_left() * TRAINING, MANY_READINGS * text)), MIN_TOKENS)
+    return SizeChoice(size=size, tokens=tokens, tokens_per_second=speed, readings=tokens / max(text, 1))

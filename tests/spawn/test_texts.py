@@ -1,0 +1,60 @@
+"""`cuadrilla train TEXT…`: from a text to a model with one command."""
+
+from pathlib import Path
+
+import pytest
+
+from cuadrilla.rundir import RunDir, last_rows
+from tests.inside import cuadrilla
+
+WORDS = ("la casa", "el río", "una noche", "los caballos", "mi madre", "aquel día", "el camino", "la ciudad")
+
+
+@pytest.fixture
+def novel(tmp_path: Path) -> Path:
+    """Two thousand sentences of which no two are alike."""
+    sentences = (
+        f"{WORDS[i % 8].capitalize()} {i} veía {WORDS[i // 8 % 8]} y {WORDS[i // 64 % 8]}, "
+        f"que tenía {i * 7 % 997} años."
+        for i in range(2000)
+    )
+    path = tmp_path / "Mi novela.txt"
+    path.write_text("\n\n".join(sentences))
+    return path
+
+
+@pytest.mark.spawn
+@pytest.mark.thorough
+def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
+    done = cuadrilla("train", novel.name, "--time", "40s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "Mi-novela-gpt2")
+    for said in ("tokens to train on", "gpt2-micro reads the text", "done       in", "bits/byte", "generate"):
+        assert said in done.stderr
+    rows = last_rows(run.metrics)
+    assert rows[-1]["val_bits_per_byte"] < rows[0].get("val_bits_per_byte", 9)
+    assert (run.path / "report.html").stat().st_size > 10_000
+    assert cuadrilla("generate", run.path.name, "La casa", "--tokens", "5", cwd=tmp_path).stdout.startswith("La casa")
+
+    again = cuadrilla("train", novel.name, "--time", "40s", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(last_rows(run.metrics)) == len(rows)
+
+    other = tmp_path / "otra.txt"
+    other.write_text(novel.read_text()[::-1])
+    refused = cuadrilla("train", other.name, "--name", run.path.name, cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "--name" in refused.stderr
+
+
+@pytest.mark.spawn
+def test_what_is_no_text_and_no_run_is_said(novel: Path, tmp_path: Path) -> None:
+    for words, said in (
+        (("train", "nada"), "nada"),
+        (("train", novel.name, "nada.txt"), "nada.txt is no text"),
+        (("train", novel.name, "--time", "soon"), "is not a time"),
+        (("train", novel.name, "--preset", "gpt2-huge"), "unknown preset"),
+    ):
+        done = cuadrilla(*words, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
