@@ -69,8 +69,8 @@ def worker_of_node_file(name: str) -> str:
 
 
 def typed(path: Path) -> str:
-    """A path as one types it in a shell: quoted where it must be."""
-    return shlex.quote(str(path))
+    """A path as one types it here in a shell: from this folder if it lies in it, and quoted where it must be."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def file_sha256(path: Path) -> str:

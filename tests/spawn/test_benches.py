@@ -21,7 +21,6 @@ BENCHES = Path(__file__).parents[2] / "bench"
 NEEDS = {
     "train": "transformers",
     "generate": "transformers",
-    "novels": "transformers",
     "serve": "transformers",
 }
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: one of them
@@ -33,7 +32,6 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "scale": "--rounds 1 --nodes 2",
     "lanes": "DATA --steps 3 --seeds 1 --speeds 2,1 --length 16 --windows 2",
     "link": "--parameters 50000 --rate 0 --rounds 1",
-    "novels": "TEXTS --size micro --tokens 2048 --every 3",
     "prepare": "TEXTS --rounds 1 --processes 1",
     "recovery": "--faults 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
@@ -41,7 +39,6 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files, TEXT: on
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8,0.4 --batch 6 --length 16 --layers 1 --width 32 "
     "--link 100mbit --pace 1 --only alone,~whole~batch;exact,~no~limit;windows~of~2;ddp",
     "train": "--size micro --steps 3 --threads 1",
-    "trials": "--cores 1,1 --trials 4 --steps 20 --rate 0",
 }
 
 

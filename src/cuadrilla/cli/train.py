@@ -156,7 +156,7 @@ def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float)
     best = next((row for row in rows if row["version"] == outcome.best), rows[-1])
     say("done       in {time}: {evaluation}", time=duration(seconds), evaluation=describe_evaluation(best))
     if sample := rows[-1].get("sample"):
-        say("\n{sample}", sample=sample)
+        say("\nit writes:\n\n{sample}", sample=sample)
 
 
 def count_of(text: str) -> int:
