@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from cuadrilla.config import Config
 from cuadrilla.crew.local import run_local
-from cuadrilla.data.shards import TOKENIZER, Manifest, ShardWriter, Split, dtype_for, write_manifest
+from cuadrilla.data.folder import TOKENIZER, Manifest, TokenWriter, dtype_for, write_manifest
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.host.facts import read_environment
 from cuadrilla.rundir import RunDir
@@ -57,9 +57,9 @@ def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
     random = np.random.default_rng(0)
     splits = {}
     for split, count in (("train", num_tokens), ("val", num_tokens // 4)):
-        writer = ShardWriter(folder, split=split, dtype=dtype_for(vocab_size))
+        writer = TokenWriter(folder, split=split, dtype=dtype_for(vocab_size))
         writer.append(random.integers(0, vocab_size, count))
-        splits[split] = Split(num_tokens=count, num_bytes=count * 4, num_documents=1, shards=writer.close())
+        splits[split] = writer.close(num_bytes=count * 4, num_documents=1)
     manifest = Manifest(
         tokenizer_sha256=tokenizer.sha256(),
         vocab_size=vocab_size,

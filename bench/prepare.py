@@ -1,9 +1,9 @@
-"""Text to token shards, end to end: `cuadrilla data prepare`, its speed and its peak of memory.
+"""Text to tokens, end to end: `cuadrilla data prepare`, its speed and its peak of memory.
 
     python -m bench.prepare FOLDER [FILE ...] [--rounds 3] [--processes N]
     python -m bench.prepare FOLDER [FILE ...] --memory MEGABYTES [--one-line]
 
-Read, detect encodings, clean, filter, drop equal and near-duplicate documents, split, encode, write shards and
+Read, detect encodings, clean, filter, drop equal and near-duplicate documents, split, encode, write tokens and
 manifest: a command timed from its start to its end; the tokenizer is trained before. The peak of memory is that of all
 processes of the command, shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms in a
 round of its own: looking costs time. `--memory`: that peak for one file of this size, in paragraphs or in one line,
@@ -19,15 +19,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 
 import psutil
 
 from bench.common import report, summary
 from cuadrilla.data.executor import available_cores
+from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
-from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.sources import list_sources
 
 SAMPLE_SECONDS = 0.05
@@ -71,10 +70,9 @@ def ours(sources: Sequence[str], out: Path, *options: str) -> list[str]:
 def as_utf8(sources: Sequence[str], folder: Path) -> int:
     """The same text as UTF-8 files in `folder`; their bytes in all."""
     total = 0
-    pieces = list_sources(sources, exclude=folder).read()
-    for number, parts in groupby(pieces, key=lambda piece: piece.number):
+    for number, text in enumerate(list_sources(sources, exclude=folder).texts()):
         path = folder / f"{number:05d}.txt"
-        path.write_text("".join(part.text for part in parts), encoding="utf-8", newline="\n")
+        path.write_text("".join(text.pieces), encoding="utf-8", newline="\n")
         total += path.stat().st_size
     return total
 
@@ -99,8 +97,8 @@ def memory(arguments: argparse.Namespace, here: Path) -> None:
 
 def write_text(sources: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
     """Paragraphs of 25 to 196 words, each of runs of 5 to 14 words from anywhere in `sources`."""
-    pieces = list_sources(sources, exclude=path.parent).read()
-    words = "".join(piece.text + "\n" for piece in pieces).split()
+    texts = list_sources(sources, exclude=path.parent).texts()
+    words = "\n".join(piece for text in texts for piece in text.pieces).split()
     chance = random.Random(0)
     written = 0
     with open(path, "w", encoding="utf-8") as file:

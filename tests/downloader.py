@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.data import web
+from cuadrilla.data import download
 from cuadrilla.data.download import DownloadRequest, Fetched, fetch
 from cuadrilla.data.prepare import no_progress
 
@@ -21,7 +21,7 @@ class Downloader:
         self.folder = folder
         self.waits: list[float] = []
         self.said: list[str] = []
-        patch.setattr(web, "sleep", self.waits.append)
+        patch.setattr(download, "sleep", self.waits.append)
 
     def __call__(self, url: str, **known: object) -> Fetched:
         wanted = DownloadRequest(url=url, **known)  # type: ignore[arg-type]

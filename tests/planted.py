@@ -10,12 +10,12 @@ Invariant: the text differs from its original (`test_planted_errors_differ_from_
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cuadrilla.data.cuentos.checker import known_words
 from cuadrilla.data.cuentos.pairs import agreement_edits, later_mentions
-from cuadrilla.data.cuentos.writer import Derivation, Dice, derive
+from cuadrilla.data.cuentos.writer import Derivation, Dice, Span, derive
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +37,13 @@ _PLURAL_VERBS = {
 _WORD = re.compile(r"\w+")
 
 
-def _gender(story: Derivation) -> list[Edit]:
-    return [(span.start, span.end, other) for span, other in agreement_edits(story, plural=False)]
+def _slots(spans: Iterable[tuple[Span, str]]) -> list[Edit]:
+    return [(span.start, span.end, other) for span, other in spans]
 
 
 def _number(story: Derivation) -> list[Edit]:
-    slots = [(span.start, span.end, other) for span, other in agreement_edits(story, plural=True)]
-    words = _WORD.finditer(story.text)
-    return slots + [(*word.span(), _PLURAL_VERBS[word[0]]) for word in words if word[0] in _PLURAL_VERBS]
-
-
-def _character(story: Derivation) -> list[Edit]:
-    return [(span.start, span.end, other) for span, other in later_mentions(story, "character")]
-
-
-def _object(story: Derivation) -> list[Edit]:
-    return [(span.start, span.end, other) for span, other in later_mentions(story, "object")]
-
-
-def _cause(story: Derivation) -> list[Edit]:
-    return [(span.start, span.end, other) for span, other in later_mentions(story, "cause")]
+    verbs = (word for word in _WORD.finditer(story.text) if word[0] in _PLURAL_VERBS)
+    return _slots(agreement_edits(story, plural=True)) + [(*word.span(), _PLURAL_VERBS[word[0]]) for word in verbs]
 
 
 def _function_words(text: str) -> Iterator[re.Match[str]]:
@@ -108,11 +95,11 @@ def _misspelling(story: Derivation) -> list[Edit]:
 
 
 PLANTERS: Mapping[str, Callable[[Derivation], list[Edit]]] = {
-    "gender": _gender,
+    "gender": lambda story: _slots(agreement_edits(story, plural=False)),
     "number": _number,
-    "character": _character,
-    "object": _object,
-    "cause": _cause,
+    "character": lambda story: _slots(later_mentions(story, "character")),
+    "object": lambda story: _slots(later_mentions(story, "object")),
+    "cause": lambda story: _slots(later_mentions(story, "cause")),
     "missing word": _missing_word,
     "doubled word": _doubled_word,
     "swapped words": _swapped_words,

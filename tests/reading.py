@@ -1,6 +1,6 @@
 """Files read as a preparation reads them."""
 
-from itertools import groupby
+from collections import deque
 from pathlib import Path
 
 from cuadrilla.data.sources import DEFAULT_FIELD, Sources, list_sources
@@ -9,8 +9,8 @@ from cuadrilla.data.sources import DEFAULT_FIELD, Sources, list_sources
 def find(*specs: object, exclude: Path = Path("nowhere"), field: str = DEFAULT_FIELD) -> Sources:
     """Everything read, for what is known then."""
     sources = list_sources([str(spec) for spec in specs], exclude=exclude, field=field)
-    for _ in sources.read():
-        pass
+    for text in sources.texts():
+        deque(text.pieces, maxlen=0)
     return sources
 
 
@@ -22,6 +22,6 @@ def by_name(*specs: object, field: str = DEFAULT_FIELD) -> dict[str, list[str]]:
     """The texts of each source, by its name."""
     sources = list_sources([str(spec) for spec in specs], exclude=Path("nowhere"), field=field)
     found: dict[str, list[str]] = {}
-    for (source, _), pieces in groupby(sources.read(), key=lambda piece: (piece.source, piece.number)):
-        found.setdefault(sources.all[source].name, []).append("".join(piece.text for piece in pieces))
+    for text in sources.texts():
+        found.setdefault(sources.all[text.source].name, []).append("".join(text.pieces))
     return found

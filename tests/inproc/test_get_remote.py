@@ -106,6 +106,10 @@ def test_folders_of_the_hub(played):
         ("train-0.parquet", "corpus-es"),
         ("train-1.parquet", "corpus-es"),
     ]
+    assert [(each.name, each.subfolder) for each in resolve("hf:ana/corpus")] == [
+        ("train-0.parquet", "corpus"),
+        ("train-1.parquet", "corpus"),
+    ]
     for address in ("hf:ana/corpus/pt", "hf:ana/nada"):
         with pytest.raises(LinkError):
             resolve(address)

@@ -1,10 +1,12 @@
-"""Machines, a free port and a Ray cluster, for the tests of crews."""
+"""Machines, a free port and a Ray cluster for the tests of crews, books and what they are prepared to."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cuadrilla.data.prepare import PrepareOptions, prepare
+from tests.books import write_books
 from tests.machines import Machine
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
@@ -34,6 +36,25 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
     yield head
     assert head.runs()
     head.stop()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Books of a batch each, some short ones, and a copy with small changes."""
+    folder = tmp_path_factory.mktemp("text") / "libros"
+    write_books(folder, num_books=30, characters=80_000, seed=1)
+    write_books(folder / "cortos", num_books=20, characters=8_000, seed=2)
+    changed = (folder / "cortos" / "libro3.txt").read_text().replace("sol", "luna", 3)
+    (folder / "cortos" / "libro3b.txt").write_text(changed)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, prepared by one process."""
+    out = tmp_path_factory.mktemp("one") / "out"
+    prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=1))
+    return out
 
 
 @pytest.fixture

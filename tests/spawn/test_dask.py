@@ -5,33 +5,19 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import psutil
 import pytest
 
-from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem
 from tests.commands import COMMAND
 from tests.ports import free_port
-from tests.spawn.test_prepare import contents, write_books
+from tests.spawn.test_prepare import contents
+from tests.spawn.test_prepare_shared import processes_of_jobs
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
 pytestmark = [pytest.mark.spawn, pytest.mark.thorough]
 
 HELD_SECONDS = 5
 TIMEOUT_SECONDS = 120
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return write_books(tmp_path_factory.mktemp("text") / "libros", num_books=30, characters=80_000, seed=1)
-
-
-@pytest.fixture(scope="module")
-def prepared(library, tmp_path_factory):
-    """The library, prepared by one process."""
-    out = tmp_path_factory.mktemp("one") / "out"
-    prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=1))
-    return out
 
 
 CLUSTER = """
@@ -82,12 +68,6 @@ def start(address, *, sources, out, wait=True):
     return child
 
 
-def processes_of(child):
-    """The workers; another child only tracks what they share."""
-    children = psutil.Process(child.pid).children(recursive=True)
-    return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
-
-
 def test_the_bytes_are_those_of_one_process(cluster, library, prepared, tmp_path):
     child = start(cluster[1], sources=library, out=tmp_path / "out")
     _, said = child.communicate(timeout=TIMEOUT_SECONDS)
@@ -98,7 +78,7 @@ def test_the_bytes_are_those_of_one_process(cluster, library, prepared, tmp_path
 
 def test_a_killed_worker_s_jobs_are_done_again(cluster, library, prepared, tmp_path):
     child = start(cluster[1], sources=library, out=tmp_path / "out")
-    victim = processes_of(cluster[0])[0]
+    victim = processes_of_jobs(cluster[0].pid)[0]
     victim.suspend()
     try:
         with pytest.raises(subprocess.TimeoutExpired):  # it has jobs, perhaps the first one
@@ -112,7 +92,7 @@ def test_a_killed_worker_s_jobs_are_done_again(cluster, library, prepared, tmp_p
 
 def test_ctrl_c_ends_it(cluster, library, tmp_path):
     child = start(cluster[1], sources=library, out=tmp_path / "out")
-    held = processes_of(cluster[0])
+    held = processes_of_jobs(cluster[0].pid)
     for process in held:
         process.suspend()
     try:

@@ -14,7 +14,6 @@ import zstandard
 from pyarrow import parquet as pq
 
 from cuadrilla.data.prepare import PrepareOptions, prepare
-from cuadrilla.data.shards import read_manifest
 from tests.inside import cuadrilla
 
 pytestmark = pytest.mark.spawn
@@ -81,7 +80,7 @@ def write_tar(folder):
 WRITERS = (write_plain, write_packed, write_jsonl, write_parquet, write_tei, write_zip, write_tar)
 
 
-def test_the_same_texts_in_any_form_give_the_same_shards(tmp_path):
+def test_the_same_texts_in_any_form_give_the_same_tokens(tmp_path):
     hashes = {}
     for write in WRITERS:
         source = tmp_path / write.__name__ / "text"
@@ -89,7 +88,7 @@ def test_the_same_texts_in_any_form_give_the_same_shards(tmp_path):
         write(source)
         out = source.parent / "out"
         manifest = prepare([str(source)], out=out, options=PrepareOptions(vocab=300)).manifest
-        assert sum(source.num_documents for source in manifest.sources) > 0
+        assert any(source.documents for source in manifest.sources)
         hashes[write.__name__] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.bin"))]
     assert len(hashes["write_plain"]) == 2
     assert set(map(tuple, hashes.values())) == {tuple(hashes["write_plain"])}, hashes
@@ -110,6 +109,4 @@ def test_records_without_text_are_counted(tmp_path):
     assert not out.exists()
     done = run(path, "--out", out, "--field", "cuerpo", "--vocab", 300, "--json")
     assert done.returncode == 0, done.stderr
-    assert {"records_without_text": 2}.items() <= json.loads(done.stdout)["counts"].items()
-    assert read_manifest(out).options["field"] == "cuerpo"
-    assert "already prepared" in run(path, "--out", out, "--field", "cuerpo", "--vocab", 300).stderr
+    assert json.loads(done.stdout)["counts"]["records_without_text"] == 2

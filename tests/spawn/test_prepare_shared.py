@@ -5,40 +5,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from cuadrilla.data.executor import processes
+from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
-from cuadrilla.data.shards import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
-from tests.spawn.test_prepare import contents, fail, run, start, texts_of, write_books
+from tests.commands import wait_for
+from tests.spawn.test_prepare import contents, fail, run, start, texts_of
 
 pytestmark = pytest.mark.spawn
 
 TIMEOUT_SECONDS = 60
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """Books of a batch each, some short ones, and a copy with small changes."""
-    folder = tmp_path_factory.mktemp("text") / "libros"
-    write_books(folder, num_books=30, characters=80_000, seed=1)
-    write_books(folder / "cortos", num_books=20, characters=8_000, seed=2)
-    changed = (folder / "cortos" / "libro3.txt").read_text().replace("sol", "luna", 3)
-    (folder / "cortos" / "libro3b.txt").write_text(changed)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def prepared(library, tmp_path_factory):
-    """The library, prepared by one process."""
-    out = tmp_path_factory.mktemp("one") / "out"
-    prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=1))
-    return out
 
 
 def test_the_number_of_processes_changes_nothing(library, prepared, tmp_path):
@@ -49,13 +30,6 @@ def test_the_number_of_processes_changes_nothing(library, prepared, tmp_path):
     manifest = read_manifest(prepared)
     assert manifest.counts["documents_contained"] == 1
     assert manifest.splits["train"].num_documents > 100
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def processes_of_jobs(pid):

@@ -20,7 +20,7 @@ from gguf import GGUFReader
 
 from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
-from cuadrilla.data.shards import read_manifest
+from cuadrilla.data.folder import read_manifest
 from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import COMMAND, events

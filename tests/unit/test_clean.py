@@ -36,10 +36,10 @@ def book(chapters=40, words=60):
         ("n\0u\0l", "nul", {}),
         ("a\x07b\ufeffc\x9bd", "abcd", {}),
         ("ma\ufffdana", "ma\ufffdana", {"replacement_characters": 1}),
+        ("a\ud83d b", "a\ufffd b", {"replacement_characters": 1}),
         ("nin\u0303o", "niño", {}),
         ("a  \n\t\n   \n\n  b \u00a0", "a\n\nb", {}),
         ("\n\n\n", None, {}),
-        ("", None, {}),
     ],
 )
 def test_odd_text_is_repaired_and_counted(text, expected, count):
@@ -59,12 +59,6 @@ def test_gutenberg_frame_and_credits_go():
     texts, counts = run(ebook, "more licence\n")
     assert texts == ["En un lugar\n\nFin"]
     assert counts["gutenberg_characters_dropped"] > 200
-
-
-def test_one_ebook_does_not_make_the_next_text_an_ebook():
-    counts = Counter({"gutenberg_characters_dropped": 100})
-    pieces = ["uno\n", "dos\n"]
-    assert list(clean.sections(pieces, counts)) == ["uno\ndos\n"]
 
 
 def test_a_small_text_is_one_document_and_a_long_one_is_cut_at_blank_lines():
@@ -88,10 +82,6 @@ def test_a_long_text_is_cut_into_sections_at_blank_lines_wherever_its_pieces_end
     for size in (1000, 77_777):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         assert list(clean.sections(pieces, Counter(), size=20_000)) == whole
-
-
-def test_half_a_surrogate_pair_is_replaced_and_counted():
-    assert run("a\ud83d b") == (["a\ufffd b"], {"replacement_characters": 1})
 
 
 def test_two_editions_with_different_prefaces_share_most_documents():

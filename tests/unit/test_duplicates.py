@@ -95,6 +95,6 @@ def test_words_are_runs_of_letters_and_digits(words):
 
 
 def test_the_hashes_are_the_same_on_every_machine():
-    """May change only together with `options.RECIPE`: work that was kept would not be found again."""
+    """May change only together with `corpus.RECIPE`: a folder that was prepared would not be made again."""
     words, _ = duplicates.word_hashes(b"en un lugar")
     assert words.tolist() == [13914492225783885463, 10996929807994561638, 13141556269002674974]

@@ -63,7 +63,7 @@ def test_the_texts_of_an_archive_are_a_source(tmp_path, kind):
     (source,) = found.all
     assert (source.name, source.encoding) == (name, "cp1252, utf-8")
     assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert [piece.keeps_indentation for piece in found.read() if piece.text] == [False, False, True, *[False] * 3]
+    assert [text.keeps_indentation for text in found.texts()] == [False, False, True, *[False] * 3]
 
 
 def test_members_that_unpack_to_more_than_the_limit_are_refused(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cuadrilla.config import ModelSection
+from cuadrilla.data.folder import Manifest, TokenWriter, write_manifest
 from cuadrilla.data.loader import collate
-from cuadrilla.data.shards import Manifest, ShardWriter, Split, write_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
@@ -32,12 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(folder / "tokenizer.json")
     splits = {}
     for name, texts in TEXTS.items():
-        writer = ShardWriter(folder, split=name, dtype="uint16", shard_tokens=20)
-        for text in texts:
-            writer.append([*tokenizer.encode(text), tokenizer.end_of_text])
-        shards = writer.close()
-        num_bytes = sum(len(text.encode()) for text in texts)
-        splits[name] = Split(num_tokens=writer.num_tokens, num_bytes=num_bytes, num_documents=len(texts), shards=shards)
+        tokens = [token for text in texts for token in (*tokenizer.encode(text), tokenizer.end_of_text)]
+        writer = TokenWriter(folder, split=name, dtype="uint16")
+        writer.append(tokens)
+        splits[name] = writer.close(num_bytes=sum(len(text.encode()) for text in texts), num_documents=len(texts))
     manifest = Manifest(
         tokenizer_sha256=tokenizer.sha256(),
         vocab_size=tokenizer.vocab_size,

@@ -10,8 +10,8 @@ import typer
 from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.stages import shown_progress
+from cuadrilla.data.folder import Manifest, Source, Split, read_manifest, verify_folder
 from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
-from cuadrilla.data.shards import Manifest, Portion, Source, read_manifest, verify_folder
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import EnvironmentProblem
@@ -67,7 +67,7 @@ def prepare_command(
     processes: ProcessesOption = None,
     dask: DaskOption = None,
 ) -> None:
-    """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write token shards."""
+    """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write tokens."""
     wanted = PrepareOptions(
         vocab=vocab,
         tokenizer=tokenizer,
@@ -101,7 +101,7 @@ def stats_command(
     folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
     verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
 ) -> None:
-    """What a data folder holds: documents, bytes and tokens of each split and source."""
+    """What a data folder holds: documents, bytes and tokens of each split, and its sources."""
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
     _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
@@ -141,7 +141,7 @@ def _report(prepared: Prepared, *, out: Path) -> None:
 
 
 def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
-    splits = [_row(name, [source.portions.get(name) for source in manifest.sources]) for name in manifest.splits]
+    splits = [_split_row(name, split) for name, split in manifest.splits.items()]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
         tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
@@ -149,7 +149,7 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
         return
     emit_table([_readable(row) for row in splits])
     emit("")
-    shown = ("name", "documents", "tokens", "val_tokens", "bytes_per_token", "encoding")
+    shown = ("name", "documents", "val_documents", "bytes", "encoding")
     emit_table([_readable({key: row[key] for key in shown}) for row in by_source], most=MAX_ROWS)
     if manifest.counts:
         emit("")
@@ -163,26 +163,22 @@ def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
     )
 
 
-def _row(name: str, portions: list[Portion | None]) -> dict[str, Any]:
-    """Sums over some portions; the same keys for splits and sources."""
-    given = [portion for portion in portions if portion]
-    num_bytes = sum(portion.num_bytes for portion in given)
-    num_tokens = sum(portion.num_tokens for portion in given)
+def _split_row(name: str, split: Split) -> dict[str, Any]:
     return {
         "name": name,
-        "documents": sum(portion.num_documents for portion in given),
-        "characters": sum(portion.num_characters for portion in given),
-        "bytes": num_bytes,
-        "tokens": num_tokens,
-        "bytes_per_token": round(num_bytes / num_tokens, 3) if num_tokens else None,
+        "documents": split.num_documents,
+        "bytes": split.num_bytes,
+        "tokens": split.num_tokens,
+        "bytes_per_token": round(split.num_bytes / max(1, split.num_tokens), 3),
     }
 
 
 def _source_row(source: Source) -> dict[str, Any]:
-    val = source.portions.get("val")
     return {
-        **_row(source.name, list(source.portions.values())),
-        "val_tokens": val.num_tokens if val else 0,
+        "name": source.name,
+        "documents": sum(source.documents.values()),
+        "val_documents": source.documents.get("val", 0),
+        "bytes": source.num_bytes,
         "encoding": source.encoding,
         "licence": source.licence,
     }

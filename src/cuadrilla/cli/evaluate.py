@@ -167,7 +167,7 @@ def _open_tests(
 
 def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:
     """The first run's held-out text, for all if no other is given: its name and its documents."""
-    from cuadrilla.data.shards import MANIFEST, TOKENIZER
+    from cuadrilla.data.folder import MANIFEST, TOKENIZER
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.runfile import read_run_config
     from cuadrilla.train.eval_data import held_out_texts

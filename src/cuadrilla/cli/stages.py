@@ -15,7 +15,6 @@ STAGES = (
     Message("looking for near-duplicates"),
     Message("training the tokenizer"),
     Message("writing tokens"),
-    Message("comparing the splits"),
 )
 """Stages of a preparation: they come as plain texts."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from cuadrilla.config import Config, FileTaskSection
-from cuadrilla.data.shards import TOKENIZER, data_files
+from cuadrilla.data.folder import TOKENIZER, data_files
 from cuadrilla.errors import CheckpointError, DataError, TaskError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Offer, OfferedFile, Refused, RunDescription

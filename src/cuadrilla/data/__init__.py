@@ -1,1 +1,1 @@
-"""Text to batches: sources → clean → tokenizer → shards, then order and loader. Only `loader` needs torch."""
+"""Text to batches: sources → clean → tokenizer → data folder, then order and loader. Only `loader` needs torch."""

@@ -91,22 +91,22 @@ def resolve(argument: str, *, sha256: str = "") -> list[DownloadRequest]:
     """
     corpus = next((each for each in CATALOGUE if each.name == argument), None)
     address = corpus.address if corpus else argument
-    if address.startswith(WEB_SCHEMES):
-        found = [DownloadRequest(url=address)]
-        if corpus:
-            found = [replace(found[0], name=corpus.file, inside=corpus.inside)]
-    elif address.startswith(HUB):
+    if address.startswith(HUB):
         found = _of_hub(address)
+    elif address.startswith(WEB_SCHEMES):
+        found = [DownloadRequest(url=address)]
     else:
         hint = "`cuadrilla data get --list` shows the known corpora"
         raise ConfigError("{name!r} is neither a known corpus nor an address", name=argument, hint=hint)
     if corpus:
-        found = [replace(each, subfolder=corpus.name, licence=corpus.licence) for each in found]
+        known = {"subfolder": corpus.name, "licence": corpus.licence, "inside": corpus.inside}
+        found = [replace(each, name=corpus.file or each.name, **known) for each in found]
     return [replace(each, sha256=sha256) for each in found] if sha256 else found
 
 
 def _of_hub(address: str) -> list[DownloadRequest]:
-    """The files of a dataset, with their hashes as far as the hub knows them, and the licence that its card names."""
+    """The files of a dataset or its folder that are read, with their hashes as far as the hub knows them, and the
+    licence that its card names."""
     try:
         import huggingface_hub as hub
     except ImportError as error:
@@ -116,44 +116,38 @@ def _of_hub(address: str) -> list[DownloadRequest]:
     if not given:
         hint = "write hf:OWNER/NAME, hf:OWNER/NAME/FOLDER or hf:OWNER/NAME@REVISION/FOLDER"
         raise ConfigError("{text!r} is not a dataset of the hub", text=address, hint=hint)
-    name, folder, api = given[1], (given[3] or "").strip("/"), hub.HfApi()
+    name, folder = given[1], (given[3] or "").strip("/")
+    api: Any = hub.HfApi()
     try:
         info = api.dataset_info(name, revision=given[2] or "main")
-        files = _listed(api, name, str(info.sha), folder)
+        where: Any = {"revision": info.sha, "repo_type": "dataset"}
+        if _is_read(folder):
+            found = api.get_paths_info(name, [folder], **where)
+        else:
+            found = api.list_repo_tree(name, folder or None, recursive=True, **where)
+        read = {each.path: each for each in found if hasattr(each, "lfs") and _is_read(each.path)}
+        if not read:
+            raise FileNotFoundError("there is no such file")
     except (OSError, ValueError, httpx.HTTPError) as error:
         hint = "check the spelling and the network, and log in to the hub: `hf auth login`"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LinkError("{url}: {reason}", url=address, reason=reason, hint=hint) from error
     card: Any = info.card_data or {}
-    subfolder = safe_name(f"{name}/{folder}".partition("/")[2].strip("/").replace("/", "-")) if len(files) > 1 else ""
+    subfolder = safe_name(f"{name}/{folder}".partition("/")[2].strip("/").replace("/", "-")) if len(read) > 1 else ""
     return [
         DownloadRequest(
             url=hub.hf_hub_url(name, path, repo_type="dataset", revision=info.sha),
             name=short,
             subfolder=subfolder,
             licence=str(card.get("license") or UNKNOWN),
-            sha256=files[path],
+            sha256=read[path].lfs.sha256 if read[path].lfs else "",
             token=hub.get_token() or "",
         )
-        for path, short in names_below(files).items()
+        for path, short in names_below(sorted(read)).items()
     ]
 
 
-def _listed(api: Any, dataset: str, commit: str, folder: str) -> dict[str, str]:
-    """The files that are read in a folder, or the one of that path, in order, with what the hub knows of their hashes.
-
-    Raises what the library raises, FileNotFoundError if there are none.
-    """
-    if _is_read(folder):
-        found = api.get_paths_info(dataset, [folder], revision=commit, repo_type="dataset")
-    else:
-        found = api.list_repo_tree(dataset, folder or None, recursive=True, revision=commit, repo_type="dataset")
-    files = {each.path: each.lfs.sha256 if each.lfs else "" for each in found if hasattr(each, "lfs")}
-    if not any(map(_is_read, files)):
-        raise FileNotFoundError("there is no such file")
-    return {path: files[path] for path in sorted(files) if _is_read(path)}
-
-
 def _is_read(path: str) -> bool:
+    """Whether `data prepare` reads such a file."""
     name = path.rpartition("/")[2]
-    return form_of(name) is not None and not name.startswith(".")
+    return bool(name) and not name.startswith(".") and form_of(name) is not None

@@ -61,9 +61,6 @@ _GUTENBERG_END = re.compile(
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed by)[^\n]*(?:\n[^\n]+)*\n", re.I)
 _TO_BLANK = bytes(32 if chr(byte).isspace() and byte < 128 else byte for byte in range(256))
 
-Unit = tuple[str, str]
-"""(what separates it from the previous one, text): a paragraph, a line, or a part of a very long line."""
-
 
 def sections(pieces: Iterable[str], counts: Counter[str], *, size: int = SECTION_CHARACTERS) -> Iterator[str]:
     """One text without Project Gutenberg's parts, cut into sections of some `size` characters, for one process each.
@@ -105,7 +102,7 @@ def documents(
 ) -> Iterator[str]:
     """The documents of a section, clean; `counts` grows by what was repaired or dropped. No document is empty."""
     clean = _clean_piece(section, keep_indentation=keep_indentation, counts=counts)
-    return _blocks(_units(clean, maximum=maximum), maximum=maximum)
+    return _blocks(list(_units(clean, maximum=maximum)), maximum=maximum)
 
 
 def document_hash(text: str) -> bytes:
@@ -162,56 +159,48 @@ def _repaired(match: re.Match[str]) -> str:
 
 def _decoded_once(text: str, counts: Counter[str]) -> str:
     """Lines that were encoded twice, put right."""
-    lines = [fix_encoding(line) if _MAY_BE_TWICE.search(line) else line for line in text.split("\n")]
-    fixed = "\n".join(lines)
-    counts["lines_encoded_twice"] += sum(new != old for new, old in zip(lines, text.split("\n"), strict=True))
-    return fixed
+    lines = text.split("\n")
+    fixed = [fix_encoding(line) if _MAY_BE_TWICE.search(line) else line for line in lines]
+    counts["lines_encoded_twice"] += sum(map(str.__ne__, fixed, lines))
+    return "\n".join(fixed)
 
 
-def _units(text: str, *, maximum: int) -> Iterator[Unit]:
-    """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that."""
+def _units(text: str, *, maximum: int) -> Iterator[str]:
+    """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that. Each with the
+    line ends that set it apart from the previous one."""
     for block in text.split("\n\n"):
         paragraph = block.strip("\n")
         if len(paragraph) > maximum:
             yield from _line_units(paragraph, maximum=maximum)
         elif paragraph:
-            yield "\n\n", paragraph
+            yield "\n\n" + paragraph
 
 
-def _line_units(paragraph: str, *, maximum: int) -> Iterator[Unit]:
+def _line_units(paragraph: str, *, maximum: int) -> Iterator[str]:
     separator = "\n\n"
     for line in paragraph.split("\n"):
         rest = line
         while len(rest) > maximum:
             cut = _cut_point(rest, maximum)
             if part := rest[:cut].rstrip(_BLANKS):
-                yield separator, part
+                yield separator + part
                 separator = "\n"
             rest = rest[cut:].lstrip(_BLANKS)
         if rest:
-            yield separator, rest
+            yield separator + rest
             separator = "\n"
 
 
-def _blocks(units: Iterator[Unit], *, maximum: int) -> Iterator[str]:
+def _blocks(units: list[str], *, maximum: int) -> Iterator[str]:
     """Join units into one document if they fit, else into documents of `maximum` / 4 to `maximum` characters."""
-    head: list[Unit] = []
-    size = 0
+    cutting = sum(map(len, units)) > maximum
+    block = ""
     for unit in units:
-        head.append(unit)
-        size += len(unit[0]) + len(unit[1])
-        if size > maximum:
-            break
-    cutting = size > maximum
-    block: list[str] = []
-    length = 0
-    for separator, text in itertools.chain(head, units):
-        begins = cutting and length >= maximum // 4 and zlib.crc32(text.encode()) % BOUNDARY_RARITY == 0
-        if block and (begins or length + len(separator) + len(text) > maximum):
-            yield "".join(block)
-            block, length = [], 0
-        added = separator + text if block else text
-        block.append(added)
-        length += len(added)
+        text = unit.lstrip("\n")
+        begins = cutting and len(block) >= maximum // 4 and zlib.crc32(text.encode()) % BOUNDARY_RARITY == 0
+        if block and (begins or len(block) + len(unit) > maximum):
+            yield block
+            block = ""
+        block += unit if block else text
     if block:
-        yield "".join(block)
+        yield block

@@ -1,34 +1,50 @@
 """Everything between the sources and the tokens: cleaned in parallel, each document once, split in two.
 
-The text is dealt in batches of about `clean.SECTION_CHARACTERS` characters. What a batch becomes depends on its text
-and the options alone, and waits on disk. In memory there are 40 bytes for each document.
+The text is dealt in batches of about `clean.SECTION_CHARACTERS` characters. What a batch becomes depends on nothing
+else, so any process of any machine may clean it; it waits on disk as a `.npz`. In memory there are 40 bytes for each
+document.
 """
 
+import io
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data import clean, duplicates
-from cuadrilla.data.executor import Call, Workers
+from cuadrilla.data.executor import Workers
+from cuadrilla.data.filters import reason_to_drop
 from cuadrilla.data.order import mixed
-from cuadrilla.data.sources import Progress, Sources, TextPiece
-from cuadrilla.data.work import clean_texts
+from cuadrilla.data.sources import Progress, Sources
 from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
 
+RECIPE = 8
+"""Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DROP, TRAIN, VAL = 0, 1, 2
+SPLITS = {TRAIN: "train", VAL: "val"}
+MIN_CHARACTERS = 20
+"""Shorter documents are dropped."""
 MIN_TEXTS = 20
 """Among fewer texts none is held out whole: it would be missed."""
 DOCUMENT_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
+
+
+class TextSection(NamedTuple):
+    """A text or a part of one."""
+
+    source: int
+    number: int
+    """Its text's place among all."""
+    keeps_indentation: bool
+    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +54,15 @@ class CleanChunk:
     path: Path
     first: int
     """Number of its first document."""
-    count: int
 
     def array(self, name: str) -> NDArray[Any]:
-        """One array. Raises ResourceError if the file is gone."""
-        return _array(self.path, name)
+        """One of the arrays of `clean_sections`. Raises ResourceError if the file is gone."""
+        with storage_errors(self.path), np.load(self.path) as arrays:
+            return np.asarray(arrays[name])
 
     def texts(self) -> Iterator[str]:
         """Its documents."""
-        raw = self.array("text").tobytes()
+        raw = self.array("content").tobytes()
         position = 0
         for size in self.array("sizes").tolist():
             yield raw[position : position + size].decode()
@@ -56,19 +72,18 @@ class CleanChunk:
 class Corpus:
     """The documents of a preparation, each with its hash, size, text, source and split."""
 
-    def __init__(
-        self, chunks: list[CleanChunk], *, sources: list[NDArray[np.uint32]], texts: list[NDArray[np.uint32]]
-    ) -> None:
+    def __init__(self, chunks: list[CleanChunk]) -> None:
         self.chunks = chunks
         self.counts: Counter[str] = Counter()
-        self.sources, self.texts = np.concatenate(sources), np.concatenate(texts)
-        hashes = np.concatenate([np.zeros((0, 2), dtype=">u8"), *(chunk.array("hashes") for chunk in chunks)])
-        self.high, self.low = hashes[:, 0].astype(np.uint64), hashes[:, 1].astype(np.uint64)
-        characters = (chunk.array("characters") for chunk in chunks)
-        self.characters = np.concatenate([np.zeros(0, dtype=np.uint32), *characters])
+        names = ("sources", "texts", "high", "low", "characters", "sizes")
+        self.sources, self.texts, self.high, self.low, self.characters, self.sizes = map(self._joined, names)
         self.splits = np.full(len(self.high), TRAIN, dtype=np.uint8)
         self.note = ""
         """How VAL was chosen, and why so."""
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        parts = [chunk.array(name) for chunk in self.chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.splits))
@@ -77,8 +92,11 @@ class Corpus:
     def num_characters(self) -> int:
         return int(self.characters[self.splits != DROP].sum())
 
-    def splits_of(self, chunk: CleanChunk) -> NDArray[np.uint8]:
-        return self.splits[chunk.first : chunk.first + chunk.count]
+    def documents_of_sources(self, num_sources: int) -> list[dict[str, int]]:
+        """How many documents each source gave to each split."""
+        table = np.zeros((num_sources, 3), dtype=np.int64)
+        np.add.at(table, (self.sources, self.splits), 1)
+        return [{name: row[split] for split, name in SPLITS.items() if row[split]} for row in table.tolist()]
 
     def train_texts(self, *, max_characters: int) -> Iterator[str]:
         """TRAIN: all of it, or about `max_characters` chosen by hash."""
@@ -86,8 +104,7 @@ class Corpus:
         share = min(1.0, max_characters / max(1, int(self.characters[is_train].sum())))
         chosen = is_train & (self.low < np.uint64(share * 2**64)) if share < 1 else is_train
         for chunk in self.chunks:
-            mine = chosen[chunk.first : chunk.first + chunk.count]
-            yield from (text for is_mine, text in zip(mine.tolist(), chunk.texts(), strict=True) if is_mine)
+            yield from (text for number, text in enumerate(chunk.texts(), chunk.first) if chosen[number])
 
     def drop_equal(self) -> None:
         """Keep the first of equal documents."""
@@ -153,31 +170,20 @@ def _cleaned(
     """Each document once, no split yet."""
     counts: Counter[str] = Counter()
     total = sum(source.size_bytes for source in read.all)
-    batches: list[list[TextPiece]] = []
-
-    def calls() -> Iterator[Call]:
-        for batch in _batches(read, counts):
-            batches.append([piece for piece, _ in batch])
-            sections = [section for _, section in batch]
-            keep_indentation = [piece.keeps_indentation for piece, _ in batch]
-            yield partial(clean_texts, sections, keep_indentation, maximum=maximum, keep_all=keep_all)
-
     progress(CLEANING, 0, total)
+    batches = _batches(read, counts)
+    calls = (partial(clean_sections, batch, maximum=maximum, keep_all=keep_all) for batch in batches)
     chunks: list[CleanChunk] = []
-    sources, texts = ([np.zeros(0, dtype=np.uint32)] for _ in range(2))
-    first = 0
-    for number, made in enumerate(workers.run(calls())):
-        path, pieces = work / f"{number}.npz", batches[number]
-        with storage_errors(path):
-            path.write_bytes(made)
-        of_text = _array(path, "of_text")
-        sources.append(np.array([piece.source for piece in pieces], dtype=np.uint32)[of_text])
-        texts.append(np.array([piece.number for piece in pieces], dtype=np.uint32)[of_text])
-        chunks.append(CleanChunk(path, first, len(of_text)))
-        first += len(of_text)
-        counts.update(json.loads(_array(path, "counts").tobytes()))
+    num_documents = 0
+    for number, made in enumerate(workers.run(calls)):
+        chunk = CleanChunk(work / f"{number}.npz", num_documents)
+        with storage_errors(chunk.path):
+            chunk.path.write_bytes(made)
+        chunks.append(chunk)
+        num_documents += len(chunk.array("sizes"))
+        counts.update(json.loads(chunk.array("counts").tobytes()))
         progress(CLEANING, min(total, sum(source.num_bytes for source in read.all)), total)
-    corpus = Corpus(chunks, sources=sources, texts=texts)
+    corpus = Corpus(chunks)
     progress(COMPARING, 0, 0)
     corpus.drop_equal()
     if not keep_all:
@@ -186,35 +192,66 @@ def _cleaned(
     return corpus
 
 
+def clean_sections(sections: Sequence[TextSection], *, maximum: int, keep_all: bool) -> bytes:
+    """The documents of a batch, and what is needed to compare them: the content of a `.npz`.
+
+    `maximum`: characters of a document; `keep_all`: drop only what is very short.
+    """
+    counts: Counter[str] = Counter()
+    documents: list[str] = []
+    origins: list[tuple[int, int]] = []
+    for source, number, keep_indentation, section in sections:
+        for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts, maximum=maximum):
+            if len(text) < MIN_CHARACTERS:
+                counts["documents_too_short"] += 1
+            elif not keep_all and (reason := reason_to_drop(text)):
+                counts[f"filtered_{reason}"] += 1
+            else:
+                documents.append(text)
+                origins.append((source, number))
+    raws = [text.encode() for text in documents]
+    of_document = np.array(origins, dtype=np.uint32).reshape(-1, 2)
+    hashes = np.frombuffer(b"".join(map(clean.document_hash, documents)), dtype=">u8").astype(np.uint64).reshape(-1, 2)
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        counts=np.frombuffer(json.dumps(counts).encode(), dtype=np.uint8),
+        sources=of_document[:, 0],
+        texts=of_document[:, 1],
+        high=hashes[:, 0],
+        low=hashes[:, 1],
+        samples=duplicates.samples_of([] if keep_all else documents),
+        characters=np.fromiter(map(len, documents), dtype=np.uint32),
+        sizes=np.fromiter(map(len, raws), dtype=np.uint32),
+        content=np.frombuffer(b"".join(raws), dtype=np.uint8),
+    )
+    return buffer.getvalue()
+
+
 def documents_of(read: Sources) -> Iterator[str]:
     """The documents of everything, clean. Raises DataError."""
     counts: Counter[str] = Counter()
-    for piece, section in _sections(read, counts):
-        yield from clean.documents(section, keep_indentation=piece.keeps_indentation, counts=counts)
+    for section in _sections(read, counts):
+        yield from clean.documents(section.text, keep_indentation=section.keeps_indentation, counts=counts)
 
 
-def _sections(read: Sources, counts: Counter[str]) -> Iterator[tuple[TextPiece, str]]:
-    """The sections of every text, each with a piece of that text."""
-    for _, pieces in groupby(read.read(), key=lambda piece: piece[:2]):
-        first = next(pieces)
-        for section in clean.sections((piece.text for piece in chain([first], pieces)), counts):
-            yield first._replace(text=""), section
+def _sections(read: Sources, counts: Counter[str]) -> Iterator[TextSection]:
+    """The sections of every text."""
+    for number, text in enumerate(read.texts()):
+        for section in clean.sections(text.pieces, counts):
+            yield TextSection(text.source, number, text.keeps_indentation, section)
+        deque(text.pieces, maxlen=0)  # what follows an ebook's end may be damaged
 
 
-def _batches(read: Sources, counts: Counter[str]) -> Iterator[list[tuple[TextPiece, str]]]:
+def _batches(read: Sources, counts: Counter[str]) -> Iterator[list[TextSection]]:
     """Sections for one process."""
-    batch: list[tuple[TextPiece, str]] = []
+    batch: list[TextSection] = []
     size = 0
-    for piece, section in _sections(read, counts):
-        batch.append((piece, section))
-        size += len(section)
+    for section in _sections(read, counts):
+        batch.append(section)
+        size += len(section.text)
         if size >= clean.SECTION_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _array(path: Path, name: str) -> NDArray[Any]:
-    with storage_errors(path), np.load(path) as arrays:
-        return np.asarray(arrays[name])

@@ -14,8 +14,8 @@ import distributed
 import tokenizers
 from distributed.scheduler import KilledWorker
 
+from cuadrilla.data.corpus import RECIPE
 from cuadrilla.data.executor import Workers
-from cuadrilla.data.work import RECIPE
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.log import to_files_only
 from cuadrilla.printable import one_line

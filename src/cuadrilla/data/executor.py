@@ -21,9 +21,6 @@ from cuadrilla.errors import ResourceError
 
 T = TypeVar("T")
 
-Call = Callable[[], Any]
-"""A job."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
@@ -33,7 +30,7 @@ class Workers:
     ahead: int
     """How many jobs are begun before the result of the first is wanted."""
 
-    def run(self, calls: Iterable[Call]) -> Iterator[Any]:
+    def run(self, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         """The result of each call, in order. Raises what a job raised, ResourceError if a process was killed."""
         waiting: deque[Future[Any]] = deque()
         try:

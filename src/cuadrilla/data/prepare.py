@@ -1,4 +1,4 @@
-"""Text in, data folder out: sources → clean documents → split → tokenizer → shards.
+"""Text in, data folder out: sources → clean documents → split → tokenizer → tokens.
 
 Invariants
 * The folder is accepted by its manifest, written last. All work is done in `.work` inside it; interrupted at any
@@ -8,34 +8,40 @@ Invariants
 * A finished folder is left alone when inputs and options are the same and its files are there; it is replaced only
   with `force`. One preparation at a time: the file `lock` names its process.
 
-Memory: some 40 bytes for each document, two batches of a megabyte of text for each process, one shard for each split;
-the tokenizer learns from at most `TOKENIZER_CHARACTERS`, chosen by hash.
+Memory: some 40 bytes for each document, two batches of a megabyte of text for each process; the tokenizer learns from
+at most `TOKENIZER_CHARACTERS`, chosen by hash.
 """
 
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, compress
 from pathlib import Path
+from typing import Any
 
-from cuadrilla.data.corpus import VAL, Corpus, make_corpus
-from cuadrilla.data.executor import Workers, available_cores, processes
-from cuadrilla.data.formats.files import ACCEPTED
-from cuadrilla.data.shards import (
+import numpy as np
+from numpy.typing import NDArray
+
+from cuadrilla.data.corpus import RECIPE, SPLITS, VAL, CleanChunk, Corpus, make_corpus
+from cuadrilla.data.executor import Workers, available_cores, processes, threads
+from cuadrilla.data.folder import (
     MANIFEST,
     TOKENIZER,
     Manifest,
     Option,
     Source,
+    Split,
+    TokenWriter,
     dtype_for,
     publish,
     read_manifest,
     verify_folder,
 )
+from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.data.sources import DEFAULT_FIELD, Progress, Sources, list_sources
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.data.tokens import write_tokens
-from cuadrilla.data.work import RECIPE
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors
@@ -45,9 +51,9 @@ TOKENIZER_CHARACTERS = 10**8
 SMALL_BYTES = 2**21
 """Less text than this is not worth starting processes for."""
 WORK = ".work"
-TRAINING = Message("training the tokenizer")
-
-
+TRAINING, WRITING = Message("training the tokenizer"), Message("writing tokens")
+ENCODING_THREADS = 2
+"""One encodes, on all cores, while the other one is held up by Python."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
 
@@ -199,7 +205,7 @@ def _written(
     options: dict[str, Option],
     progress: Progress,
 ) -> Manifest:
-    """Tokenizer and shards in `work`. Raises DataError if there is too little text."""
+    """Tokenizer and tokens in `work`. Raises DataError if there is too little text."""
     num_held = int((corpus.splits == VAL).sum())
     if corpus.num_characters < MIN_CORPUS_CHARACTERS or num_held in (0, len(corpus)):
         raise DataError(
@@ -216,7 +222,8 @@ def _written(
         texts = corpus.train_texts(max_characters=TOKENIZER_CHARACTERS)
         tokenizer = Tokenizer.train(texts, vocab_size=int(options["vocab"]))
     tokenizer.save(work / TOKENIZER)
-    splits, portions = write_tokens(work, corpus, tokenizer, num_sources=len(sources.all), progress=progress)
+    splits = _write_tokens(work, corpus, tokenizer, progress=progress)
+    documents = corpus.documents_of_sources(len(sources.all))
     return Manifest(
         tokenizer_sha256=tokenizer.sha256(),
         vocab_size=tokenizer.vocab_size,
@@ -230,10 +237,38 @@ def _written(
                 num_bytes=source.num_bytes,
                 encoding=source.encoding,
                 licence=source.licence,
-                portions=gave,
+                documents=given,
             )
-            for source, gave in zip(sources.all, portions, strict=True)
+            for source, given in zip(sources.all, documents, strict=True)
         ),
         counts={name: count for name, count in sorted(corpus.counts.items()) if count},
         options=options,
     )
+
+
+def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress: Progress) -> dict[str, Split]:
+    """Encode every document and write the tokens into `work`. Raises ResourceError."""
+    dtype = dtype_for(tokenizer.vocab_size)
+    writers = {split: TokenWriter(work, split=name, dtype=dtype) for split, name in SPLITS.items()}
+    calls = (partial(_encode, chunk, corpus, tokenizer, dtype) for chunk in corpus.chunks)
+    with threads(ENCODING_THREADS) as workers:
+        for done, encoded in enumerate(workers.run(calls)):
+            progress(WRITING, done, len(corpus.chunks))
+            for split, ids in encoded.items():
+                writers[split].append(ids)
+    sizes = {split: corpus.sizes[corpus.splits == split] for split in SPLITS}
+    return {
+        name: writers[split].close(num_bytes=int(sizes[split].sum()), num_documents=len(sizes[split]))
+        for split, name in SPLITS.items()
+    }
+
+
+def _encode(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer, dtype: str) -> dict[int, NDArray[Any]]:
+    """The ids for each split."""
+    texts = list(chunk.texts())
+    splits = corpus.splits[chunk.first : chunk.first + len(texts)]
+    encoded = tokenizer.encode_batch(list(compress(texts, splits)))
+    for ids in encoded:
+        ids.append(tokenizer.end_of_text)
+    kept = splits[splits > 0]
+    return {split: np.fromiter(chain.from_iterable(compress(encoded, kept == split)), dtype=dtype) for split in SPLITS}

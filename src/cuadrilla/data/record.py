@@ -1,7 +1,6 @@
 """`SOURCE.json` beside the data: for each file where it came from, under which licence, its bytes, hash and date.
 
-`data prepare` takes licences from here, by the hash of a file: one that was changed since is not what the licence was
-given for.
+`data prepare` takes licences from here.
 """
 
 import json
@@ -38,11 +37,3 @@ def read_records(folder: Path) -> list[DownloadRecord]:
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
         raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error
-
-
-def licences(folder: Path) -> dict[str, str]:
-    """Licences of the files of a folder by their SHA-256; none if the record is not ours."""
-    try:
-        return {row.sha256: str(row.licence) for row in read_records(folder)}
-    except DataError:
-        return {}

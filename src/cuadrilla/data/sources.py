@@ -8,7 +8,7 @@ Invariants
   and refused when given by name. A file that is broken is an error; a record without text is counted.
 * Only text is opened as text; nothing is unpickled and nothing is extracted, ever.
 
-A new kind of file is a reader in `formats/`, a suffix in `formats/files.py` and a branch in `Sources._texts_of`.
+A new kind of file is a reader in `formats/`, a suffix in `formats/files.py` and a branch in `Sources._contents_of`.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +25,9 @@ from typing import IO, NamedTuple
 
 from cuadrilla.data.cuentos import stories
 from cuadrilla.data.formats import records, tei
-from cuadrilla.data.formats.encoding import HEAD_BYTES, decoded, detect
-from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, members, opened
-from cuadrilla.data.record import RECORD, UNKNOWN, licences
+from cuadrilla.data.formats.encoding import HEAD_BYTES, UTF8, decoded, detect
+from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, streams
+from cuadrilla.data.record import RECORD, UNKNOWN, read_records
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256
@@ -37,24 +38,22 @@ STORY_BYTES = 800
 MAX_UNPACKED_BYTES = 20 * 10**9
 """Text in one file that is packed, whatever in."""
 DEFAULT_FIELD = "text"
-_GUTENBERG = re.compile(rb"START OF (?:THIS|THE) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 _ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|notice)([._-].*)?", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total); units are the stage's own."""
-Text = tuple[Iterator[str], bool]
-"""A plain file, a member of an archive, a record, a body of TEI or a story, in pieces, and whether indentation has a
-meaning: in Markdown (lists, code); in plain text it is layout."""
+Content = tuple[Iterable[str], bool]
+"""The pieces of a text, and whether it keeps its indentation."""
 
 
-class TextPiece(NamedTuple):
-    """A part of a text, cut anywhere; of an empty text there is one."""
+class SourceText(NamedTuple):
+    """A plain file, a member of an archive, a record, a body of TEI or a story."""
 
     source: int
-    number: int
-    """Its text's place among all."""
+    pieces: Iterator[str]
+    """Cut anywhere; to be read to their end before the next text is asked for."""
     keeps_indentation: bool
-    text: str
+    """In Markdown it has a meaning (lists, code), in plain text it is layout."""
 
 
 @dataclass(kw_only=True)
@@ -73,8 +72,6 @@ class TextSource:
     num_bytes: int = 0
     """Size of the text, unpacked and without markup."""
     encodings: set[str] = field(default_factory=set)
-    licences: set[str] = field(default_factory=set)
-    """What the texts themselves say, and for what they do not say the record of the download."""
 
     @cached_property
     def sha256(self) -> str:
@@ -82,24 +79,24 @@ class TextSource:
         if self.num_stories:
             some = "\0".join(stories(min(100, self.num_stories), seed=0))
             return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()
-        try:
+        with _damage_named(self.path):
             return file_sha256(self.path)
-        except OSError as error:
-            raise _damaged(self.path, error) from error
 
     @property
     def encoding(self) -> str:
         """All that occur."""
         return ", ".join(sorted(self.encodings))
 
-    @property
+    @cached_property
     def licence(self) -> str:
-        """All that are said."""
-        return ", ".join(sorted(self.licences)) or UNKNOWN
-
-    def note(self, encoding: str, licence: str) -> None:
-        self.encodings.add(encoding)
-        self.licences.add(licence)
+        """What the record of its download says, if the file is what was fetched."""
+        if self.num_stories:
+            return "CC0-1.0 (generated)"
+        with suppress(DataError):
+            for row in read_records(self.path.parent):
+                if row.sha256 == self.sha256:
+                    return str(row.licence)
+        return UNKNOWN
 
 
 class Sources:
@@ -122,74 +119,81 @@ class Sources:
         not change a manifest."""
         return Counter(reason for _, reason in self._skipped) + self._records
 
-    def read(self) -> Iterator[TextPiece]:
-        """Everything, in order. Raises DataError."""
+    def texts(self) -> Iterator[SourceText]:
+        """Everything, in order. Raises DataError, also while pieces are read."""
         self._skipped, self._records = [*self._listed], Counter()
-        number = -1
         for place, source in enumerate(self.all):
-            source.num_bytes, source.encodings, source.licences = 0, set(), set()
-            try:
-                for pieces, keeps_indentation in self._texts_in(source):
-                    number += 1
-                    for piece in pieces:
-                        _grow(source, piece)
-                        yield TextPiece(place, number, keeps_indentation, piece)
-            except DAMAGE as error:
-                raise _damaged(source.path, error) from error
-            if UNKNOWN in source.licences:
-                recorded = licences(source.path.parent).get(source.sha256, UNKNOWN)
-                source.licences = source.licences - {UNKNOWN} | {recorded}
+            source.num_bytes, source.encodings = 0, set()
+            with _damage_named(source.path):
+                for pieces, keeps_indentation in self._contents(source):
+                    yield SourceText(place, _measured(source, pieces), keeps_indentation)
 
-    def _texts_in(self, source: TextSource) -> Iterator[Text]:
-        """The texts of a source. Raises DataError, what the libraries raise for damage."""
-        if source.num_stories:
-            source.note("utf-8", "CC0-1.0 (generated)")
+    def _contents(self, source: TextSource) -> Iterator[Content]:
+        """Raises DataError, what the libraries raise for damage."""
+        form = form_of(source.path.name) if not source.num_stories else None
+        if form is None:
+            source.encodings.add(UTF8)
             yield from _whole(stories(source.num_stories, seed=0))
-            return
-        form = form_of(source.path.name)
-        assert form is not None, source.path
-        if form.content in (ZIP, TAR):
-            for name, stream in members(source.path, form):
-                yield from self._texts_of_member(name, stream, source)
         elif form.content == PARQUET:
-            source.note("utf-8", UNKNOWN)
+            source.encodings.add(UTF8)
             yield from _whole(records.parquet(source.path, field=self._field, counts=self._records))
         else:
-            with opened(source.path, form.packing) as stream:
-                yield from self._texts_of(form.content, stream, source, where=str(source.path), label=source.name)
+            for member, stream in streams(source.path, form):
+                yield from self._contents_of(member, stream, source)
 
-    def _texts_of_member(self, name: str, stream: IO[bytes], source: TextSource) -> Iterator[Text]:
-        if any(part.startswith(".") and part.strip(".") for part in name.split("/")):
+    def _contents_of(self, member: str, stream: IO[bytes], source: TextSource) -> Iterator[Content]:
+        """The texts of a member of an archive; `member` is "" for a file that is none."""
+        where, label = (f"{each}!{member}" if member else str(each) for each in (source.path, source.name))
+        form = form_of(member or source.path.name)
+        if any(part.startswith(".") and part.strip(".") for part in member.split("/")):
             return
-        label, form = f"{source.name}!{name}", form_of(name)
-        if form is None or form.packing or form.content in (ZIP, TAR, PARQUET):
+        if form is None or (member and (form.packing or form.content in (ZIP, TAR, PARQUET))):
             self._skipped.append((label, "files_not_text"))
-        else:
-            yield from self._texts_of(form.content, stream, source, where=f"{source.path}!{name}", label=label)
-
-    def _texts_of(
-        self, content: str, stream: IO[bytes], source: TextSource, *, where: str, label: str
-    ) -> Iterator[Text]:
-        """The texts of one stream. Raises DataError."""
-        if content == ".jsonl":
-            source.note("utf-8", UNKNOWN)
+        elif form.content == ".jsonl":
+            source.encodings.add(UTF8)
             yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self._records))
-        elif content == ".xml":
-            novel = tei.read(stream, where=where)
-            if not novel.is_tei:
+        elif form.content == ".xml":
+            if novel := tei.read(stream, where=where):
+                encoding, texts = novel
+                source.encodings.add(encoding)
+                yield from _whole(texts)
+            else:
                 self._skipped.append((label, "files_xml_not_tei"))
-                return
-            source.note(novel.encoding, novel.licence)
-            yield from _whole(novel.texts)
         else:
             head = stream.read(HEAD_BYTES)
             encoding = detect(head, where=where)
-            source.note(encoding, "Project Gutenberg License" if _GUTENBERG.search(head[: 2**20]) else UNKNOWN)
-            yield decoded(head, stream, encoding), content == ".md"
+            source.encodings.add(encoding)
+            yield decoded(head, stream, encoding), form.content == ".md"
 
 
-def _whole(texts: Iterable[str]) -> Iterator[Text]:
-    return ((iter((text,)), False) for text in texts)
+def _whole(texts: Iterable[str]) -> Iterator[Content]:
+    return (((text,), False) for text in texts)
+
+
+def _measured(source: TextSource, pieces: Iterable[str]) -> Iterator[str]:
+    """The same pieces, counted. Raises DataError."""
+    with _damage_named(source.path):
+        for piece in pieces:
+            source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
+            if source.num_bytes > max(MAX_UNPACKED_BYTES, 3 * source.size_bytes):
+                raise DataError(
+                    "{path} unpacks to more than {most:,} bytes",
+                    path=source.path,
+                    most=MAX_UNPACKED_BYTES,
+                    hint="if you trust it, unpack it yourself and give the text in several files",
+                )
+            yield piece
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """What a damaged file makes libraries raise becomes a DataError."""
+    try:
+        yield
+    except DAMAGE as error:
+        reason = "".join(str(getattr(error, "strerror", None) or error).splitlines()[:1]) or type(error).__name__
+        hint = "repair it or leave it out"
+        raise DataError("{path} cannot be read: {error}", path=path, error=reason[:300], hint=hint) from error
 
 
 def list_sources(
@@ -240,7 +244,8 @@ def _walk(folder: Path, exclude: Path, skipped: list[tuple[str, str]]) -> Iterat
     top = _portable(folder.resolve().name)
 
     def refuse(error: OSError) -> None:
-        raise _damaged(Path(error.filename), error)
+        with _damage_named(Path(error.filename)):
+            raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
         here = Path(parent)
@@ -265,23 +270,6 @@ def _portable(name: str) -> str:
     It is shown wherever a run's data are: controls would break lines, and reach terminals.
     """
     return unicodedata.normalize("NFC", one_line(os.fsencode(name).decode("utf-8", errors="replace")))
-
-
-def _grow(source: TextSource, piece: str) -> None:
-    source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
-    if source.num_bytes > max(MAX_UNPACKED_BYTES, 3 * source.size_bytes):
-        raise DataError(
-            "{path} unpacks to more than {most:,} bytes",
-            path=source.path,
-            most=MAX_UNPACKED_BYTES,
-            hint="if you trust it, unpack it yourself and give the text in several files",
-        )
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    reason = "".join(str(getattr(error, "strerror", None) or error).splitlines()[:1]) or type(error).__name__
-    hint = "repair it or leave it out"
-    return DataError("{path} cannot be read: {error}", path=path, error=reason[:300], hint=hint)
 
 
 def _parse_stories(spec: str) -> int:

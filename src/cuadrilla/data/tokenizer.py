@@ -72,7 +72,7 @@ class Tokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        inner.train_from_iterator(_batches(texts), trainer)
+        inner.train_from_iterator(texts, trainer)
         return cls(inner.to_str().encode())
 
     @classmethod
@@ -202,13 +202,3 @@ def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
     if isinstance(inner.model, models.BPE) and inner.model.dropout:
         inner.model.dropout = None
     return inner
-
-
-def _batches(texts: Iterable[str], *, size: int = 256) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    yield batch

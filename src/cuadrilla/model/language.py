@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cuadrilla.config import ModelSection
+from cuadrilla.data.folder import TOKENIZER, Manifest, Split, open_tokens, read_manifest
 from cuadrilla.data.loader import Dataset
-from cuadrilla.data.shards import TOKENIZER, Manifest, Split, TokenStream, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.generate import generate_text
@@ -41,17 +41,17 @@ PAIRS_PER_BATCH = 32
 class Sequences:
     """A stream of tokens cut into sequences of `context` tokens; what is left at the end is not used."""
 
-    def __init__(self, stream: TokenStream, *, context: int) -> None:
-        self._stream = stream
+    def __init__(self, tokens: NDArray[Any], *, context: int) -> None:
+        self._tokens = tokens
         self._context = context
 
     def __len__(self) -> int:
-        return max(len(self._stream) - 1, 0) // self._context
+        return max(len(self._tokens) - 1, 0) // self._context
 
     def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")
-        tokens = self._stream.read(index * self._context, self._context + 1)
+        tokens = np.asarray(self._tokens[index * self._context :][: self._context + 1], dtype=np.int64)
         return {"ids": tokens[:-1], "targets": tokens[1:]}
 
 
@@ -102,9 +102,9 @@ class LanguageTask:
     def data(self, split: Literal["train", "val"]) -> Dataset:
         """The sequences of a split; none if the folder has no such split."""
         named = self.manifest.splits.get(split)
-        if split == "val" and (named is None or not named.shards):
-            return Sequences(TokenStream([]), context=self.defaults.length)
-        return Sequences(TokenStream.open(self.folder, split), context=self.defaults.length)
+        if split == "val" and (named is None or not named.num_tokens):
+            return Sequences(np.empty(0, dtype=np.int64), context=self.defaults.length)
+        return Sequences(open_tokens(self.folder, split), context=self.defaults.length)
 
     def data_hash(self) -> str:
         if not self._teacher_folders:

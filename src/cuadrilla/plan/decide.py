@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cuadrilla.config import AutoSync, Config, CrewEngine, ExactSync, LanguageTaskSection, LocalEngine, MuonSection
-from cuadrilla.data.shards import read_manifest
+from cuadrilla.data.folder import read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 from cuadrilla.plan.predict import CREW_STEP

@@ -5,7 +5,7 @@ Everything is read from the run; missing facts are left out, and so is on whose 
 
 from contextlib import suppress
 
-from cuadrilla.data.shards import Manifest, read_manifest
+from cuadrilla.data.folder import Manifest, read_manifest
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.pretrained import ORIGIN

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.data.corpus import documents_of
+from cuadrilla.data.folder import open_tokens, read_manifest
 from cuadrilla.data.formats.encoding import read_text
-from cuadrilla.data.shards import TokenStream, read_manifest
 from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
@@ -39,9 +39,9 @@ def read_texts(path: Path) -> Iterator[str]:
 
 def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
     """The held-out documents of a data folder, decoded: any model can be measured on them. Raises DataError."""
-    end, stream = read_manifest(folder).end_of_text, TokenStream.open(folder, "val")
+    end = read_manifest(folder).end_of_text
     document: list[int] = []
-    for token in [*stream.read(0, len(stream)).tolist(), end]:
+    for token in [*open_tokens(folder, "val").tolist(), end]:
         if token != end:
             document.append(token)
         elif document:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
-from cuadrilla.data.shards import TOKENIZER
+from cuadrilla.data.folder import TOKENIZER
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, TaskError
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config, LanguageTaskSection
-from cuadrilla.data.shards import TOKENIZER, read_manifest
+from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.generate import generate_text

@@ -23,7 +23,7 @@ HEAD_BYTES = 2**23
 MAX_CONTROL_SHARE = 0.01
 MAX_ACCENT_SHARE = 0.3
 """Spanish has some 3 % of accented letters; text of which more is above 127 is in another script."""
-UTF8, MIXED = "utf-8", "utf-8 and cp1252"
+UTF8 = "utf-8"
 MIN_MIXED, MIXED_SHARE = 5, 0.02
 """Letters of UTF-8 in a file that is not all UTF-8; fewer are accidents."""
 
@@ -44,8 +44,8 @@ def decoded(head: bytes, stream: IO[bytes], encoding: str) -> Iterator[str]:
     """The text in pieces cut anywhere, with LF line ends. Bytes that UTF-8 cannot hold are Windows-1252; others become
     U+FFFD."""
     codecs.register_error("cp1252", _as_cp1252)
-    is_utf8 = encoding in (UTF8, MIXED)
-    inner = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)("cp1252" if is_utf8 else "replace")
+    name, errors = ("utf-8-sig", "cp1252") if encoding == UTF8 else (encoding, "replace")
+    inner = codecs.getincrementaldecoder(name)(errors)
     decoder = io.IncrementalNewlineDecoder(inner, translate=True)
     yield decoder.decode(head)
     while chunk := stream.read(CHUNK_BYTES):
@@ -76,7 +76,7 @@ def detect(head: bytes, *, where: str) -> str:
     text = head.decode(errors="replace")
     num_bad = text.count("\ufffd") - head.count("\ufffd".encode())
     num_good = len(text) - num_bad - (len(head) - _count(head, _HIGH))
-    return MIXED if num_good > max(MIN_MIXED, MIXED_SHARE * num_bad) else _narrow_encoding(head, where=where)
+    return UTF8 if num_good > max(MIN_MIXED, MIXED_SHARE * num_bad) else _narrow_encoding(head, where=where)
 
 
 def _narrow_encoding(raw: bytes, *, where: str) -> str:

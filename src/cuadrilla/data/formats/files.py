@@ -12,25 +12,48 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.messages import Message
 from cuadrilla.printable import one_line
 
 CHUNK_BYTES = 2**20
-INSTALL = 'pip install "cuadrilla[data]"'
 ACCEPTED = Message("text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or .tar")
 DAMAGE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError),
     *(NotImplementedError, RuntimeError, OverflowError, IndexError, MemoryError),
 )
-PACKINGS = (".gz", ".zst", ".xz", ".bz2")
 PARQUET, TAR, ZIP = ".parquet", ".tar", ".zip"
 _CONTENTS = {name: name for name in (".txt", ".md", ".jsonl", ".xml", PARQUET, TAR, ZIP)} | {".ndjson": ".jsonl"}
 _SHORT = {".tgz": ".tar.gz", ".tzst": ".tar.zst", ".txz": ".tar.xz", ".tbz2": ".tar.bz2"}
+
+
+def missing(package: str, *, suffix: str) -> EnvironmentProblem:
+    hint = 'pip install "cuadrilla[data]"'
+    text = "reading {suffix} needs {package}, which is not installed"
+    return EnvironmentProblem(text, suffix=suffix, package=package, hint=hint)
+
+
+def _open_zstandard(path: Path) -> IO[bytes]:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise missing("pyarrow", suffix=".zst") from error
+    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), CHUNK_BYTES)
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    "": partial(open, mode="rb"),
+    ".gz": gzip.open,
+    ".zst": _open_zstandard,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+"""By packing. Streams that follow one another are read, as `cat a.gz b.gz` makes them."""
 
 
 class Form(NamedTuple):
@@ -38,40 +61,23 @@ class Form(NamedTuple):
 
     content: str
     packing: str = ""
-    """One of `PACKINGS`, or ""."""
+    """One of `OPENERS`."""
 
 
 def form_of(name: str) -> Form | None:
     """The form of a file named `name`, or None if such files are not read."""
     path = PurePosixPath(name.lower())
     path = path.with_suffix(_SHORT.get(path.suffix, path.suffix))
-    packing = path.suffix if path.suffix in PACKINGS else ""
+    packing = path.suffix if path.suffix in OPENERS else ""
     content = _CONTENTS.get(path.with_suffix("").suffix if packing else path.suffix)
     return None if content is None or (packing and content in (PARQUET, ZIP)) else Form(content, packing)
 
 
-def opened(path: Path, packing: str) -> IO[bytes]:
-    """The bytes that `path` holds. Streams that follow one another are read, as `cat a.gz b.gz` makes them."""
-    match packing:
-        case "":
-            return open(path, "rb")
-        case ".gz":
-            return cast(IO[bytes], gzip.open(path))
-        case ".xz":
-            return lzma.open(path)
-        case ".bz2":
-            return bz2.open(path)
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise EnvironmentProblem("reading .zst needs pyarrow, which is not installed", hint=INSTALL) from error
-    return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), CHUNK_BYTES)
+def streams(path: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
+    """(name, bytes) of every file in an archive, in its order; links and devices are passed over. Of a file that is no
+    archive: ("", bytes).
 
-
-def members(path: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
-    """(name, bytes) of every file in an archive, in its order; links and devices are passed over.
-
-    The bytes are read before the next member is asked for, or not at all.
+    The bytes are read before the next ones are asked for, or not at all.
     """
     if form.content == ZIP:
         with zipfile.ZipFile(path) as archive:
@@ -80,7 +86,10 @@ def members(path: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
                     with archive.open(entry) as member:
                         yield one_line(entry.filename), member
         return
-    with opened(path, form.packing) as file:
+    with OPENERS[form.packing](path) as file:
+        if form.content != TAR:
+            yield "", file
+            return
         with tarfile.open(fileobj=file, mode="r|", errors="replace") as tar:
             while info := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from cuadrilla.data.formats.files import INSTALL
-from cuadrilla.errors import DataError, EnvironmentProblem
+from cuadrilla.data.formats.files import missing
+from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
 
 MAX_LINE_BYTES = 2**24
@@ -55,7 +55,7 @@ def parquet(path: Path, *, field: str, counts: Counter[str]) -> Iterator[str]:
         import pyarrow as pa
         from pyarrow import parquet as pq
     except ImportError as error:
-        raise EnvironmentProblem("reading .parquet needs pyarrow, which is not installed", hint=INSTALL) from error
+        raise missing("pyarrow", suffix=".parquet") from error
     with pq.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
         schema = file.schema_arrow
         kind = schema.field(field).type if field in schema.names else pa.null()

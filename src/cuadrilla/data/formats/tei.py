@@ -14,10 +14,10 @@ known without a DTD's help.
 import html
 import re
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from cuadrilla.data.formats.files import INSTALL
-from cuadrilla.errors import DataError, EnvironmentProblem
+from cuadrilla.data.formats.files import missing
+from cuadrilla.errors import DataError
 
 ROOTS = ("TEI", "TEI.2", "teiCorpus", "teiCorpus.2")
 
@@ -37,33 +37,20 @@ _MARKS = re.compile(rf" *({_MARK} *)+(?=[,.;:)\]!?»])|{_MARK}")
 _GAPS = re.compile(rf"[ {_PARAGRAPH}{_LINE}]{{2,}}|[{_PARAGRAPH}{_LINE}]")
 
 
-class Novel(NamedTuple):
-    """What an XML file holds."""
+def read(stream: IO[bytes], *, where: str) -> tuple[str, list[str]] | None:
+    """The encoding of a TEI file, and the text of each outermost `<body>` that is not empty; None for other XML.
 
-    is_tei: bool
-    encoding: str
-    licence: str
-    """The first address in its `<availability>`: that of a `<licence>`, or in older files of a `<ref>`."""
-    texts: list[str]
-    """That of each outermost `<body>` that is not empty."""
-
-
-def read(stream: IO[bytes], *, where: str) -> Novel:
-    """Read the file to its end. Raises DataError for what is not well-formed."""
+    Raises DataError for what is not well-formed.
+    """
     try:
         from lxml import etree
     except ImportError as error:
-        raise EnvironmentProblem("reading .xml needs lxml, which is not installed", hint=INSTALL) from error
+        raise missing("lxml", suffix=".xml") from error
     texts: list[str] = []
-    licence = "unknown"
     parsed = etree.iterparse(stream, resolve_entities=False, no_network=True, huge_tree=False)
     try:
         for _, element in parsed:
-            name = _name(element)
-            if name == "availability" and licence == "unknown":
-                targets = (each.get("target") for each in element.iter() if _name(each) in ("licence", "ref"))
-                licence = next(filter(None, targets), licence)
-            elif name == "body" and _LEFT_OUT.union(["body"]).isdisjoint(map(_name, element.iterancestors())):
+            if _name(element) == "body" and _LEFT_OUT.union(["body"]).isdisjoint(map(_name, element.iterancestors())):
                 texts.append(_text(element))
                 element.clear(keep_tail=True)
     except (etree.XMLSyntaxError, LookupError) as error:
@@ -75,7 +62,7 @@ def read(stream: IO[bytes], *, where: str) -> Novel:
             hint="repair it, leave it out, or give its plain text as .txt",
         ) from error
     encoding = (parsed.root.getroottree().docinfo.encoding or "utf-8").lower()
-    return Novel(_name(parsed.root) in ROOTS, encoding, licence, list(filter(None, texts)))
+    return (encoding, list(filter(None, texts))) if _name(parsed.root) in ROOTS else None
 
 
 def _name(element: Any) -> str:

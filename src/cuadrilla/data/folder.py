@@ -1,0 +1,193 @@
+"""A data folder: the tokens of a corpus and their manifest.
+
+It holds `manifest.json`, `tokenizer.json`, `train.bin` and `val.bin`: little-endian uint16 (uint32 when the vocabulary
+has more than 65,536 tokens), each document followed by one end-of-text token.
+
+Invariants
+* `manifest.json` is written last: a folder without one holds nothing, whatever else lies in it.
+* The length of a file of tokens follows from the manifest and is checked whenever it is opened; its SHA-256 on request.
+* `Manifest.hash()` depends on content only (no path, time or host): folders with the same hash are interchangeable.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from cuadrilla.errors import DataError
+from cuadrilla.messages import Message
+from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors, write_atomic
+
+SCHEMA = 2
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+TOKENS = {"train": "train.bin", "val": "val.bin"}
+"""The file of each split."""
+
+Option = str | int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One half of the corpus. `num_bytes`: UTF-8 bytes of the text that the tokens encode, end-of-text excluded."""
+
+    num_tokens: int
+    num_bytes: int
+    num_documents: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a part of the text came from. `num_bytes` and `sha256` are those of the file as it was read."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+    encoding: str
+    licence: str
+    documents: dict[str, int] = field(default_factory=dict)
+    """How many it gave to each split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a data folder that another machine must agree on."""
+
+    tokenizer_sha256: str
+    vocab_size: int
+    dtype: Literal["uint16", "uint32"]
+    end_of_text: int
+    splits: dict[str, Split]
+    sources: tuple[Source, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was repaired or dropped, and how often."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """What was asked of `data prepare`."""
+
+    def hash(self) -> str:
+        """sha256 of the canonical JSON."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(f"{SCHEMA} {text}".encode()).hexdigest()
+
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of every other file of the folder, by its name."""
+        tokens = {TOKENS[split]: self.splits[split].sha256 for split in TOKENS if split in self.splits}
+        return {TOKENIZER: self.tokenizer_sha256, **tokens}
+
+
+def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Accept the folder: write this after everything it names."""
+    value = {"schema": SCHEMA, **asdict(manifest)}
+    write_atomic(folder / MANIFEST, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a data folder. Raises DataError if it is missing, broken, or of another version."""
+    path = folder / MANIFEST
+    hint = Message("prepare it with `cuadrilla data prepare SOURCES --out {folder}`", folder=folder)
+    try:
+        value = json.loads(path.read_bytes())
+        if value.pop("schema") != SCHEMA:
+            raise ValueError("it is of another version of cuadrilla")
+        return TypeAdapter(Manifest).validate_python(value)
+    except (FileNotFoundError, NotADirectoryError):
+        is_there = folder.exists()
+        missing = "{folder} is not a finished data folder: it has no {file}" if is_there else "{folder} does not exist"
+        raise DataError(missing, folder=folder, file=MANIFEST, hint=hint) from None
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error
+
+
+def data_files(folder: Path) -> list[tuple[Path, bytes]]:
+    """Every file of a data folder and its SHA-256: what another machine needs to have the same. Raises DataError."""
+    files = [(folder / name, bytes.fromhex(sha256)) for name, sha256 in read_manifest(folder).files().items()]
+    own = hashlib.sha256((folder / MANIFEST).read_bytes()).digest()
+    return [*files, (folder / MANIFEST, own)]  # last: a folder without one holds nothing
+
+
+def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
+    """Raises DataError that names the tokenizer or a file of tokens if it is missing, cut, or (with `hashes`) has
+    changed."""
+    _verify(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
+    for split in manifest.splits.keys() & TOKENS.keys():
+        made = manifest.splits[split]
+        num_bytes = made.num_tokens * np.dtype(manifest.dtype).itemsize
+        _verify(folder / TOKENS[split], num_bytes=num_bytes, sha256=made.sha256 if hashes else "")
+
+
+def _verify(path: Path, *, num_bytes: int | None = None, sha256: str = "") -> None:
+    hint = "copy it again from a machine that has it, or prepare the folder again"
+    try:
+        is_whole = num_bytes in (None, path.stat().st_size) and (not sha256 or file_sha256(path) == sha256)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError("cannot read {path}: {reason}", path=path, reason=reason, hint=hint) from error
+    if not is_whole:
+        raise DataError("{path} is not what the manifest says: it was changed or damaged", path=path, hint=hint)
+
+
+def open_tokens(folder: Path, split: str) -> NDArray[Any]:
+    """The tokens of a split, memory-mapped. Raises DataError that names the file at fault."""
+    manifest = read_manifest(folder)
+    named = manifest.splits.get(split)
+    if named is None or not named.num_tokens:
+        hint = "prepare it again with more text"
+        raise DataError("{folder} has no {split} text", folder=folder, split=split, hint=hint)
+    dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    _verify(folder / TOKENS[split], num_bytes=named.num_tokens * dtype.itemsize)
+    return np.memmap(folder / TOKENS[split], dtype=dtype, mode="r")
+
+
+class TokenWriter:
+    """Writes the tokens of one split into its file: `append` token ids, then `close`. Raises ResourceError."""
+
+    def __init__(self, folder: Path, *, split: str, dtype: str) -> None:
+        self._path = folder / TOKENS[split]
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._hash = hashlib.sha256()
+        self._num_tokens = 0
+        with storage_errors(self._path):
+            self._path.write_bytes(b"")
+
+    def append(self, ids: Sequence[int] | NDArray[Any]) -> None:
+        """Add token ids; they must fit the dtype."""
+        tokens = np.asarray(ids)
+        assert not len(tokens) or (tokens.min() >= 0 and tokens.max() <= np.iinfo(self._dtype).max)
+        raw = tokens.astype(self._dtype).tobytes()
+        self._hash.update(raw)
+        self._num_tokens += len(tokens)
+        with storage_errors(self._path), open(self._path, "ab") as file:
+            file.write(raw)
+
+    def close(self, *, num_bytes: int, num_documents: int) -> Split:
+        """Make the file durable."""
+        with storage_errors(self._path), open(self._path, "ab") as file:
+            os.fsync(file.fileno())
+        sha256 = self._hash.hexdigest()
+        return Split(num_tokens=self._num_tokens, num_bytes=num_bytes, num_documents=num_documents, sha256=sha256)
+
+
+def publish(work: Path, folder: Path, manifest: Manifest) -> None:
+    """Move a finished tokenizer and tokens from `work` into `folder`, replacing what it held, and accept them.
+
+    From the moment the old manifest is gone until the new one is there, the folder counts as unfinished.
+    """
+    with storage_errors(folder):
+        (folder / MANIFEST).unlink(missing_ok=True)
+        fsync_folder(folder)
+        for name in manifest.files():
+            os.replace(work / name, folder / name)
+        fsync_folder(folder)
+    write_manifest(folder, manifest)
