@@ -54,9 +54,6 @@ class RunDir:
         self.teachers = path / "teachers"  # copies of the models that teach this one, each in a folder of its number
         self.initial = path / ".initial"  # the weights that this run begins with, where another machine has sent them
 
-    def __repr__(self) -> str:
-        return f"RunDir({str(self.path)!r})"
-
 
 def node_file(worker: str) -> str:
     """The name of a worker's file in `nodes`; a worker on a device is called NODE/cuda:0."""

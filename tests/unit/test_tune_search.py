@@ -14,7 +14,7 @@ from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.rundir import read_object
-from cuadrilla.tune.folder import JOBS, Base, SearchFolder
+from cuadrilla.tune.folder import JOBS, SearchFolder
 from cuadrilla.tune.run import Searching
 from cuadrilla.tune.search import Search, job_of, open_storage, score_of, storing
 from tests.unit.test_queue import Hands
@@ -108,9 +108,8 @@ def test_who_is_behind_the_others_is_pruned_and_never_best() -> None:
 def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Path) -> None:
     section, hands = section_of(trials=6, prune=True), Hands("ana")
     (tmp_path / "tune").mkdir()
-    search, folder = search_of(section), SearchFolder(tmp_path / "tune")
-    base = Base(text=BASE, folder=tmp_path, sets=())
-    work = Searching(section=section, base=base, folder=folder, search=search, executors=[hands], num_steps=200)
+    search, folder = search_of(section), SearchFolder(tmp_path / "tune", text=BASE)
+    work = Searching(folder=folder, search=search, executors=[hands], num_steps=200)
     for number in range(6):
         job = work.next_job("ana", "cpu")
         assert job is not None

@@ -204,7 +204,6 @@ def join(
         leave(address)
         return
     from cuadrilla.crew.bundle import adopt
-    from cuadrilla.crew.enrol import enrol
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules, set_priority
     from cuadrilla.crew.node import Node
@@ -230,10 +229,7 @@ def join(
         home = Home.of_user()
         if data is not None:
             adopt(data, home=home)
-        crew = None if new or invite_file else home.find_crew(address)
-        if crew is None:
-            crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
-        set_up_logging(None, worker=crew.name, verbose=options.debug)
+        crew = joined_crew(home, address, name=name, invite_file=invite_file, anew=new)
         policy = IdlePolicy(rules, home=home, root=os.getppid() if island else None)
         node = Node(home=home, crew=crew, tell=say, report=say, idle_policy=policy)
         if island is not None:
@@ -301,7 +297,18 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     emit(run_worker(node, replace(use, name=name)))
 
 
-def read_invite(file: TextIO | None) -> str:
+def joined_crew(home: Home, address: str, *, name: str, invite_file: TextIO | None, anew: bool = False) -> Joined:
+    """The crew to work for, by an invite if this machine has not joined it, or joins `anew`; begins the log."""
+    from cuadrilla.crew.enrol import enrol
+
+    crew = None if anew or invite_file else home.find_crew(address)
+    if crew is None:
+        crew = enrol(home, _read_invite(invite_file), address=address, name=name, report=say)
+    set_up_logging(None, worker=crew.name, verbose=options.debug)
+    return crew
+
+
+def _read_invite(file: TextIO | None) -> str:
     if file is None and sys.stdin.isatty():
         return getpass(shown(Message("invite (not shown): "), language()), stream=sys.stderr)
     return (file or sys.stdin).read()

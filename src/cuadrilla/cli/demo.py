@@ -159,17 +159,13 @@ def _evaluate(run: RunDir) -> dict[str, Any]:
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
-    held_out = trained.evaluate(sequences=trained.config.evaluate.sequences)
-    report = judged(trained, stories=200, pairs=500)
+    sequences = trained.config.evaluate.sequences
+    found = {**trained.evaluate(sequences=sequences), **judged(trained, stories=200, pairs=500)}
+    result = {key: found[key] for key in ("bits_per_byte", "stories_right", "pairs_right", "examples")}
     say(
-        "held-out         {bits:.3f} bits per byte\n"
-        "stories right    {stories_right:.1%} of {stories}\n"
-        "pairs right      {pairs_right:.1%} of {pairs}",
-        bits=held_out["bits_per_byte"],
-        stories_right=report["stories_right"],
-        stories=report["num_stories"],
-        pairs_right=report["pairs_right"],
-        pairs=report["num_pairs"],
+        "held-out         {bits_per_byte:.3f} bits per byte\n"
+        "stories right    {stories_right:.1%}\n"
+        "pairs right      {pairs_right:.1%}",
+        **result,
     )
-    kept = {key: report[key] for key in ("stories_right", "pairs_right", "examples")}
-    return {"bits_per_byte": held_out["bits_per_byte"], **kept}
+    return result

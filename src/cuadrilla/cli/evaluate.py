@@ -139,30 +139,24 @@ def _open_tests(
     from cuadrilla.data import cuentos
     from cuadrilla.train import eval_data, eval_metrics
 
-    tests: list[Test] = []
+    def on_text(name: str, read: Callable[[], Iterator[str]]) -> "Test":
+        return Message("reading {name}", name=name), lambda model: eval_metrics.text_figure(
+            model.model, model.tokenizer, read(), of=name
+        )
 
-    def on_text(name: str, read: Callable[[], Iterator[str]]) -> None:
-        def test(model: "LanguageModel") -> "Figure":
-            return eval_metrics.text_figure(model.model, model.tokenizer, read(), of=name)
-
-        tests.append((Message("reading {name}", name=name), test))
-
-    def on_pairs(name: str, found: Sequence[Any]) -> None:
-        def test(model: "LanguageModel") -> "Figure":
-            return eval_metrics.pair_figure(model.model, model.tokenizer, found, of=name)
-
-        tests.append((Message("pairs of {name}", name=name), test))
+    def on_pairs(name: str, found: Sequence[Any]) -> "Test":
+        return Message("pairs of {name}", name=name), lambda model: eval_metrics.pair_figure(
+            model.model, model.tokenizer, found, of=name
+        )
 
     if not (texts or pairs or pair_files):
-        on_text(*_held_out_of(paths))
+        return [on_text(*_held_out_of(paths))]
     for path in texts:
         deque(eval_data.read_texts(path), maxlen=0)  # whether it can be read
-        on_text(path.name, partial(eval_data.read_texts, path))
+    tests = [on_text(path.name, partial(eval_data.read_texts, path)) for path in texts]
     if pairs:
-        on_pairs(Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED)))
-    for path in pair_files:
-        on_pairs(path.name, eval_data.read_pairs(path))
-    return tests
+        tests.append(on_pairs(Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED))))
+    return [*tests, *(on_pairs(path.name, eval_data.read_pairs(path)) for path in pair_files)]
 
 
 def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:

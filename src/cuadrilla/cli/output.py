@@ -140,17 +140,12 @@ def _cell(value: object) -> Text:
 
 def report_error(error: CuadrillaError) -> None:
     """`error:` line, blank, `hint:` line; with `--json` also as data. No name in them makes a line of its own."""
-    if options.json:
-        emit_json(error_data(error))
+    if options.json:  # in English; the template stays the same from one file to another
+        made_of = {"template": error.message.template, "fields": error.message.fields}
+        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of})
     say("error: {message}", message=_part(error.message))
     if error.hint:
         say("\nhint: {hint}", hint=_part(error.hint))
-
-
-def error_data(error: CuadrillaError) -> dict[str, Any]:
-    """The English texts, and what the message was made of: its template stays the same from one file to another."""
-    made_of = {"template": error.message.template, "fields": error.message.fields}
-    return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of}
 
 
 def _part(text: str) -> str:

@@ -18,7 +18,6 @@ DAYS = 2 * 86_400
 """From here on hours say nothing to a person."""
 SAMPLE_CHARACTERS = 160
 STEP = Message("step")
-PART, PART_OF_FIRST = "{percent:.0f} % done", "{percent:.0f} % done  ETA {eta}"
 COUNTED = (Message("tokens"), Message("examples"))
 """What `TaskDefaults.counted` may be."""
 
@@ -66,7 +65,7 @@ class ProgressSink:
             return
         percent, eta = 100 * part, _clock_time(seconds / part * (self._total - step + 1) - seconds)
         if self._bar is not None:
-            numbers = Message(PART_OF_FIRST if step == 1 else PART, percent=percent, eta=eta)
+            numbers = Message("{percent:.0f} % done  ETA {eta}", percent=percent, eta=eta)
             self._bar.update(self._task, numbers=shown(numbers, language()))
         elif self._clock() - self._last_line >= LINE_SECONDS:
             self._last_line = self._clock()

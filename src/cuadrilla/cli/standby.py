@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import InviteFile, read_invite
+from cuadrilla.cli.crew import InviteFile, joined_crew
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import listening_address
-from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, read_object
 
@@ -37,15 +36,10 @@ def standby(
 
     Asks for an invite if this machine has not joined the crew before.
     """
-    from cuadrilla.crew.enrol import enrol
-
-    home = Home.of_user()
-    crew = None if invite_file else home.find_crew(address)
-    if crew is None:
-        crew = enrol(home, read_invite(invite_file), address=address, name=name, report=say)
-    set_up_logging(None, worker=crew.name, verbose=options.debug)
     from cuadrilla.crew.standby import follow
 
+    home = Home.of_user()
+    crew = joined_crew(home, address, name=name, invite_file=invite_file)
     make_private(home.standby_folder(crew))
     with FolderLock(home.standby_folder(crew) / "lock", purpose=FOLLOWING):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)

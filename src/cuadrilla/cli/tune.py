@@ -73,7 +73,7 @@ def tune(
 
 
 def _tell_begin(searching: "Searching") -> None:
-    search, section = searching.search, searching.section
+    search, section = searching.search, searching.search.section
     say(
         "search     {number} trials of {settings} settings by {sampler}, of {steps:,} steps each, in {folder}",
         number=search.num_trials,

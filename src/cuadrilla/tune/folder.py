@@ -20,7 +20,7 @@ import tomli_w
 
 from cuadrilla.config import SCHEMA, Config, LocalEngine
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic, write_json
-from cuadrilla.runfile import Resolved, as_sets, dump, leaves, resolve, to_toml
+from cuadrilla.runfile import Resolved, as_sets, dump, has_begun, leaves, resolve, to_toml
 from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 from cuadrilla.tune.space import Values
 
@@ -32,9 +32,11 @@ USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 @dataclass(frozen=True)
 class SearchFolder:
-    """The paths of a search; creates nothing."""
+    """A search's paths, and the run files of its trials. `text`, `sets`: of its own run file, and typed over it."""
 
     path: Path
+    text: str = ""
+    sets: tuple[str, ...] = ()
 
     @property
     def best(self) -> RunDir:
@@ -67,27 +69,11 @@ class SearchFolder:
         ]
         write_json(self.path / JOBS, {"jobs": rows}, private=True)
 
-
-def describe(values: Mapping[str, Any]) -> str:
-    """A combination in one line, short."""
-    return "  ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """The part that all trials share: a run file's text, its folder, and the settings typed over it."""
-
-    text: str
-    folder: Path
-    sets: tuple[str, ...]
-
     def _resolved(self, values: Values) -> Resolved:
         return resolve(self.text, sets=[*self.sets, *as_sets(values)])
 
     def settled(self, values: Values) -> tuple[Config, int]:
-        """A combination's whole run, for a folder in `tune/`, with nothing left open; and its steps.
+        """A combination's whole run, for a folder in this one, with nothing left open; and its steps.
 
         Loads the task. Raises ConfigError, DataError, TaskError, ResourceError.
         """
@@ -95,29 +81,39 @@ class Base:
         from cuadrilla.train.setup import make_task, measure_length
 
         config = self._resolved(values).config.for_others().model_copy(update={"engine": LocalEngine()})
-        with TemporaryDirectory(dir=self.folder / "tune") as name:
+        with TemporaryDirectory(dir=self.path) as name:
             folder = Path(name)
-            config, _ = decide(_seen_from(folder, config, base=self.folder), RunDir(folder))
+            config, _ = decide(_seen_from(folder, config, base=self.path.parent), RunDir(folder))
             return config, measure_length(config, make_task(config, folder)).num_steps
 
-    def make_trial(self, values: Values, run: RunDir) -> RunDir:
+    def make_trial(self, job: str, values: Values) -> RunDir:
         """A trial's run directory with its run file, unless it is there. Raises as `settled`."""
-        config, _ = self.settled(values)
+        run, (config, _) = self.run(job), self.settled(values)
         if not run.run_file.exists():
             make_private(run.path)
             write_atomic(run.run_file, to_toml(config), private=True)
         return run
 
-    def run_file(self, values: Values, *, folder: Path) -> str:
-        """A combination as a run file for `folder`, with what this one says and no more. Raises ConfigError."""
+    def write_best(self, values: Values) -> None:
+        """A combination as a run, unless somebody trains the one before already. Raises ConfigError, ResourceError."""
+        if has_begun(self.best):
+            return
         resolved = self._resolved(values)
-        found = leaves(dump(_seen_from(folder, resolved.config, base=self.folder)))
+        found = leaves(dump(_seen_from(self.best.path, resolved.config, base=self.path.parent)))
         sections: dict[str, Any] = {"schema": SCHEMA}
         for key, origin in resolved.origins.items():
             section, _, name = key.partition(".")
             if origin != "default" and name and section != "tune" and found[key] is not None:
                 sections.setdefault(section, {})[name] = found[key]
-        return tomli_w.dumps(sections)
+        make_private(self.best.path)
+        write_atomic(self.best.run_file, tomli_w.dumps(sections), private=True)
+
+
+def describe(values: Mapping[str, Any]) -> str:
+    """A combination in one line, short."""
+    return "  ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
 
 
 def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:

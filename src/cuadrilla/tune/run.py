@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.config import Config, TuneSection
+from cuadrilla.config import Config
 from cuadrilla.jobs.executor import Ended, Executor, hand_out
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -19,11 +19,10 @@ from cuadrilla.rundir import (
     last_rows,
     make_private,
     typed,
-    write_atomic,
     write_json,
 )
-from cuadrilla.runfile import dump, has_begun, leaves, read_run_file
-from cuadrilla.tune.folder import Base, SearchFolder, discard_weights, read_scores
+from cuadrilla.runfile import dump, leaves, read_run_file
+from cuadrilla.tune.folder import SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.search import SECONDS, Search, job_of, open_storage, score_of, storing
 from cuadrilla.tune.space import Space
 from cuadrilla.user_file import UsersCode
@@ -36,8 +35,6 @@ BEHIND = Message("worse than the median of the others at the same part of their 
 class Searching:
     """A search under way: the work of executors."""
 
-    section: TuneSection
-    base: Base
     folder: SearchFolder
     search: Search
     executors: Sequence[Executor]
@@ -80,17 +77,17 @@ class Searching:
     def run_of(self, job: str) -> RunDir:
         """A combination that the task does not take is an error."""
         with UsersCode():
-            return self.base.make_trial(dict(self.search.trial(job).params), self.folder.run(job))
+            return self.folder.make_trial(job, dict(self.search.trial(job).params))
 
     def begun(self, _job: str, _place: str) -> None:
         self._write_jobs()
 
     def ended(self, ended: Ended) -> None:
         if ended.complete:
-            scores = read_scores(self.folder.run(ended.job), self.section.metric)
+            scores = read_scores(self.folder.run(ended.job), self.search.section.metric)
             if not scores:
                 ended = replace(ended, reason=self._without_score(ended.job))
-            self._finish(ended, (max if self.section.maximize else min)(scores.values(), default=None))
+            self._finish(ended, (max if self.search.section.maximize else min)(scores.values(), default=None))
         elif ended.reason or ended.job in self._behind:
             self._finish(replace(ended, reason=ended.reason or BEHIND), None)
         else:
@@ -99,7 +96,7 @@ class Searching:
 
     def unwanted(self) -> list[str]:
         """Those that are behind."""
-        if self.section.prune:
+        if self.search.section.prune:
             self._behind |= {
                 job for executor in self.executors for job in executor.busy.values() if self._is_behind(job)
             }
@@ -111,12 +108,13 @@ class Searching:
         if size == self._looked.get(job, 0):
             return False
         self._looked[job] = size
-        scores = read_scores(run, self.section.metric)
+        scores = read_scores(run, self.search.section.metric)
         return self.search.is_behind(job, {100 * step // self.num_steps: score for step, score in scores.items()})
 
     def _without_score(self, job: str) -> Message:
         known = ", ".join(sorted({key for row in last_rows(self.folder.run(job).metrics) for key in row}))
-        return Message("no step has {name}; there are {known}", name=self.section.metric or "val_loss", known=known)
+        metric = self.search.section.metric or "val_loss"
+        return Message("no step has {name}; there are {known}", name=metric, known=known)
 
     def _write_jobs(self) -> None:
         at = {job: place for executor in self.executors for place, job in executor.busy.items()}
@@ -131,10 +129,8 @@ class Searching:
         for trial in self.search.ended:
             if best is None or trial.number != best.number:
                 discard_weights(self.folder.run(job_of(trial)))
-        if best is not None and not has_begun(self.folder.best):  # not over one that somebody has begun to train
-            make_private(self.folder.best.path)
-            text = self.base.run_file(dict(best.params), folder=self.folder.best.path)
-            write_atomic(self.folder.best.run_file, text, private=True)
+        if best is not None:
+            self.folder.write_best(dict(best.params))
 
 
 @contextmanager
@@ -145,19 +141,16 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
     """
     text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
-    section, folder = config.tune, SearchFolder(run_file.parent.resolve() / "tune")
-    base = Base(text=text, folder=run_file.parent.resolve(), sets=tuple(sets))
-    space = Space(section, text=text, sets=sets)
+    folder = SearchFolder(run_file.parent.resolve() / "tune", text=text, sets=tuple(sets))
+    space = Space(config.tune, text=text, sets=sets)
     make_private(folder.path)
     with FolderLock(folder.lock, purpose=Message("the search")), storing():
-        _, steps = base.settled({})
-        search = Search(section, space=space, storage=open_storage(folder.study))
+        _, steps = folder.settled({})
+        search = Search(config.tune, space=space, storage=open_storage(folder.study))
         search.require_same(_settings(config), folder=typed(folder.path))
         folder.write_jobs(search, at={}, steps=steps)
         try:
-            yield Searching(
-                section=section, base=base, folder=folder, search=search, executors=executors, num_steps=steps
-            )
+            yield Searching(folder=folder, search=search, executors=executors, num_steps=steps)
         finally:
             for executor in executors:
                 executor.close()

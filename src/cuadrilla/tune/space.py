@@ -38,7 +38,10 @@ class Space:
         self._text, self._sets = text, sets
         self.dimensions = dict(sorted(section.space.items(), key=lambda named: not _is_kind(named[0])))
         kinds = [[(key, value) for value in each.choices] for key, each in self.dimensions.items() if _is_kind(key)]
-        self._keys = {chosen: self._keys_with(dict(chosen)) for chosen in itertools.product(*kinds)}
+        self._keys = {
+            chosen: leaves(dump(resolve(text, sets=[*sets, *as_sets(dict(chosen))]).config)).keys()
+            for chosen in itertools.product(*kinds)
+        }
         """The settings that a run has, by the kinds that were chosen."""
         for key, dimension in self.dimensions.items():
             self._try(key, dimension)
@@ -68,9 +71,6 @@ class Space:
     def _counts(self, key: str, chosen: Mapping[str, Scalar]) -> bool:
         kinds = tuple((other, value) for other, value in chosen.items() if _is_kind(other))
         return _is_kind(key) or key in self._keys[kinds]
-
-    def _keys_with(self, values: Values) -> frozenset[str]:
-        return frozenset(leaves(dump(resolve(self._text, sets=[*self._sets, *as_sets(values)]).config)))
 
     def _try(self, key: str, dimension: DimensionSection) -> None:
         chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), {})

@@ -67,12 +67,12 @@ class Runs:
     def summaries(self) -> list[dict[str, Any]]:
         """A row for each run, read from the end of its files. `hands_out`: it is a queue or a search."""
         self.names()
-        return [self._summary(key, path) for key, path in self._paths.items()]
-
-    def _summary(self, key: str, path: Path) -> dict[str, Any]:
-        run, hands_out = RunDir(path), path == self._queue or (path / JOBS).is_file()
-        found = {"key": key, "path": str(path), "hands_out": hands_out, "state": state_of(run)}
-        return {**newest_figures(run.metrics), **found, "updated": modified(run.metrics)}
+        found = []
+        for key, path in self._paths.items():
+            run, hands_out = RunDir(path), path == self._queue or (path / JOBS).is_file()
+            row = {"key": key, "path": str(path), "hands_out": hands_out, "state": state_of(run)}
+            found.append({**newest_figures(run.metrics), **row, "updated": modified(run.metrics)})
+        return found
 
     def _path(self, key: str) -> Path | None:
         """The folder of what is in the list, or of a trial."""
