@@ -14,8 +14,6 @@ from cuadrilla.train.sinks import Scalars
 
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
-DAYS = 2 * 86_400
-"""From here on hours say nothing to a person."""
 SAMPLE_CHARACTERS = 160
 STEP = Message("step")
 COUNTED = (Message("tokens"), Message("examples"))
@@ -63,22 +61,13 @@ class ProgressSink:
         seconds = self._clock() - self._step_began
         if seconds < PATIENCE_SECONDS or part >= 1:
             return
-        percent, eta = 100 * part, _clock_time(seconds / part * (self._total - step + 1) - seconds)
+        left = seconds / part * (self._total - step + 1) - seconds
+        numbers = Message("{percent:.0f} % done in {seconds:.0f} s", percent=100 * part, seconds=seconds)
         if self._bar is not None:
-            numbers = Message("{percent:.0f} % done  ETA {eta}", percent=percent, eta=eta)
-            self._bar.update(self._task, numbers=shown(numbers, language()))
+            told = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))
+            self._bar.update(self._task, numbers=shown(told, language()))
         elif self._clock() - self._last_line >= LINE_SECONDS:
-            self._last_line = self._clock()
-            stderr.tell(
-                Message(
-                    "step {step}/{total}  {percent:.0f} % done in {seconds:.0f} s  ETA {eta}",
-                    step=step,
-                    total=self._total,
-                    percent=percent,
-                    seconds=seconds,
-                    eta=eta,
-                )
-            )
+            self._tell(step, numbers, left=left)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -101,21 +90,17 @@ class ProgressSink:
             if sample:
                 stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
             return
-        now = self._clock()
-        if now - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
-            self._last_line = now
+        if self._clock() - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
             left = (self._total_tokens - _number(row, "tokens")) / max(_number(row, "tokens_per_second"), 1e-9)
-            stderr.tell(
-                Message(
-                    "step {step}/{total}  {numbers}  ETA {eta}",
-                    step=step,
-                    total=self._total,
-                    numbers=numbers,
-                    eta=_clock_time(left),
-                )
-            )
+            self._tell(step, numbers, left=max(left, 0.0))
             if sample:
                 stderr.tell(f"  «{sample}»")
+
+    def _tell(self, step: int, numbers: Message, *, left: float) -> None:
+        """A line of its own. `left`: seconds of the run."""
+        self._last_line = self._clock()
+        told = "step {step}/{total}  {numbers}  ETA {eta}"
+        stderr.tell(Message(told, step=step, total=self._total, numbers=numbers, eta=duration(left)))
 
 
 def describe_evaluation(row: Scalars) -> Message:
@@ -131,11 +116,3 @@ def describe_evaluation(row: Scalars) -> Message:
 def _number(row: Scalars, key: str) -> float:
     value: Any = row.get(key, float("nan"))
     return float(value)
-
-
-def _clock_time(seconds: float) -> str:
-    if seconds >= DAYS:
-        return duration(seconds)
-    minutes, rest = divmod(int(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
