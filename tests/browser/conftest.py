@@ -7,6 +7,8 @@ import pytest
 
 from tests.chromium import Browser, Tab
 from tests.dashboards import TOKEN
+from tests.spawn.conftest import ana as ana
+from tests.spawn.conftest import coordinator as coordinator
 
 
 @pytest.fixture(scope="module")

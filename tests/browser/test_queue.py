@@ -31,20 +31,6 @@ FIRST_STATE = "document.querySelector('#crew .jobs tbody .badge')?.innerText"
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path / "coordinator", talk=tmp_path / "coordinator.txt")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def ana(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path / "ana", talk=tmp_path / "ana.txt")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def work(coordinator: Machine, stories: Path, tmp_path: Path) -> "subprocess.Popen[str]":
     """Hands out one run without an end and one of forty steps."""
     for run in (language_run(tmp_path / NAME, stories), language_run(tmp_path / "dos", stories, steps=40)):

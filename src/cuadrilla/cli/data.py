@@ -115,13 +115,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         say(told, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
-    vocab = manifest.options.get("vocab", manifest.vocab_size)
-    if manifest.vocab_size != vocab:
-        say(
-            "this text yields a vocabulary of only {size:,}; you asked for {vocab:,}",
-            size=manifest.vocab_size,
-            vocab=vocab,
-        )
     _emit_manifest(
         manifest,
         {

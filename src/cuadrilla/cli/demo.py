@@ -18,7 +18,7 @@ from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
-from cuadrilla.rundir import RunDir, last_rows, make_private, read_jsonl, typed, write_atomic
+from cuadrilla.rundir import RunDir, last_rows, make_private, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -87,17 +87,8 @@ class Accident:
             return ""
         versions = [row["version"] for row in last_rows(run.metrics)]
         lost = len(set(range(1, max(versions) + 1)) - set(versions))
-        left = any(row["event"] == "left" and row["worker"] == VICTIM for row in read_jsonl(run.events))
-        return Message(
-            "                {victim} was killed at step {step}; the others took over its units; {lost} of "
-            "{number} steps lost"
-            if left
-            else "                {victim} was killed at step {step}; {lost} of {number} steps lost",
-            victim=VICTIM,
-            step=self.happened_at,
-            lost=lost,
-            number=len(versions),
-        )
+        told = "                {victim} was killed at step {step}, the others went on; {lost} of {number} steps lost"
+        return Message(told, victim=VICTIM, step=self.happened_at, lost=lost, number=len(versions))
 
 
 def demo(
