@@ -70,8 +70,9 @@ def go(tab: Tab, name: str) -> None:
 def test_a_run_that_has_ended(tab: Tab, dashboard: ShownDashboard) -> None:
     tab.open(dashboard.link)
     tab.until(TOLD)
-    assert tab.value("location.href") == f"{dashboard.url}/#/crew"  # the token is out of the address
+    assert tab.value("location.href") == f"{dashboard.url}/#/train"  # the token is out of the address
     tab.choose("#run", "casa")
+    go(tab, "crew")
     tab.until("document.title.startsWith('casa') && document.querySelectorAll('.machines .name').length === 2")
     assert texts(tab, ".machines .name") == ["ana", "luis"]
     assert tab.text("#state") == "complete"
@@ -119,6 +120,7 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
         try:
             wait_for(joined(run, 2), crew)
             tab.open(dashboard.link)
+            go(tab, "crew")
             tab.until(BOTH)
             tab.until("document.getElementById('state').innerText === 'running'")  # the page draws what it knows later
             before = tab.value("data.head.version ?? 0")
@@ -149,6 +151,7 @@ def test_nothing_that_a_run_holds_becomes_html(tab: Tab, tmp_path: Path) -> None
     with shown(tmp_path) as dashboard:
         tab.open(dashboard.link)
         tab.until(TOLD)
+        go(tab, "crew")
         assert HOSTILE in texts(tab, ".machines .name")
         for number in (0, 1, 2):
             tab.value(f"document.querySelectorAll('.machines .name')[{number}].click()")
@@ -170,7 +173,7 @@ def test_who_has_no_token_is_asked_for_it(tab: Tab, dashboard: ShownDashboard) -
     tab.press("Enter")
     tab.until("document.getElementById('trouble').innerText.includes('wrong')")
     tab.value("location.hash = '#token=wrong-too'")  # another link, pasted into the same tab
-    tab.until("location.hash === '#/crew' && !document.getElementById('key').hidden")
+    tab.until("location.hash === '#/train' && !document.getElementById('key').hidden")
     tab.click("#secret")
     tab.type(dashboard.link)  # the whole link, as it is copied from a terminal
     tab.press("Enter")
@@ -186,7 +189,7 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
     tab.open(dashboard.link, languages="es-ES,es;q=0.9")
     tab.until(TOLD)
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("es", "Cuadrilla")
-    tab.value("document.getElementById('tab-crew').focus()")
+    go(tab, "crew")
     for name in (*TABS[1:], "crew", "train"):
         tab.press("ArrowRight")
         assert tab.value("document.activeElement.id") == f"tab-{name}"
@@ -212,6 +215,7 @@ def test_a_page_that_was_saved(browser: Browser, crew: WrittenCrew, tmp_path: Pa
         tab.open(page.as_uri())
         tab.until(TOLD)
         assert texts(tab, "[role=tab]:not([hidden])") == ["Crew", "Run", "Samples", "Logs", "Details"]
+        go(tab, "crew")
         assert texts(tab, ".machines .name") == ["ana", "luis"]
         assert tab.text("#run option:checked") == "casa"
         go(tab, "train")

@@ -1,5 +1,6 @@
 """Cleaning, cutting and splitting: pure functions of text."""
 
+import textwrap
 import unicodedata
 from collections import Counter
 
@@ -48,6 +49,20 @@ def test_odd_text_is_repaired_and_counted(text, expected, count):
 
 def test_markdown_keeps_its_indentation():
     assert run("- a\n  - b  \n", keep_indentation=True)[0] == ["- a\n  - b"]
+
+
+def test_lines_that_were_broken_at_a_fixed_width_are_joined_and_verses_and_dialogues_stay():
+    prose = " ".join(f"palabra{number}" for number in range(200))
+    verses = "Tú, que imitaste la llorosa vida\nque tuve, ausente y desdeñado sobre"
+    dialogue = "--Señor --dijo Sancho--, mire vuestra merced lo que dice y hace aquí\n--Calla."
+    broken = "\n\n".join([textwrap.fill(prose, 72), verses, dialogue])
+    texts, counts = run(broken)
+    assert texts == ["\n\n".join([prose, verses, dialogue])]
+    assert counts == {"lines_joined": broken.count("\n") - texts[0].count("\n")}
+    assert run(broken, keep_indentation=True)[0] == [broken]
+    poem = "\n".join(prose[start : start + 40 + start % 17].strip() for start in range(0, 1200, 57))
+    for lines in (prose.replace(" ", "\n"), poem):
+        assert run(lines) == ([lines], {})
 
 
 def test_gutenberg_frame_and_credits_go():

@@ -9,6 +9,8 @@ What happens to odd text (`counts` go into the manifest)
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
 * Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
   become one.
+* Lines of prose that were broken at a fixed width, as Project Gutenberg does, are joined again, unless the file is
+  Markdown: those to which the next line's first word would not have fitted. Verses stay, since they are shorter.
 * A Project Gutenberg header, footer and credits are removed, their characters counted.
 
 What a document is
@@ -47,10 +49,14 @@ MAX_DOCUMENT = 20_000
 SECTION_CHARACTERS = 2**20
 """A longer text is cleaned in sections, so that several processes share it."""
 BOUNDARY_RARITY = 8
+WIDTHS, MIN_WRAPPED_LINES, WRAPPED_PERCENT, MIN_FULL = range(55, 101), 20, 95, 0.7
+"""Of a text that was broken at a fixed width: characters of a line, lines that are followed by others, the part of them
+that is no longer than that width, and the part that the next word would have made longer."""
 MAX_SHARE = 2.0
 """A text of more than this many times the part to hold out stays in `train`."""
 
 _BLANKS = " \t\u00a0"
+_BEGINS, _HYPHEN = re.compile(r"[-–—«*_\d\s]"), re.compile(r"\w-$")
 _ODD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffd-\uffff\ud800-\udfff]")
 _MAY_BE_TWICE = re.compile("[\u00c2\u00c3\u00e2][\u0080-\u00bf\u20ac]")
 _BREAKS = {"\v": "\n", "\f": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
@@ -148,7 +154,25 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
     text = unicodedata.normalize("NFC", _ODD.sub(_repaired, text))
     counts["replacement_characters"] += text.count("\ufffd")
     strip = str.rstrip if keep_indentation else str.strip
-    return "\n".join([strip(line, _BLANKS) for line in text.split("\n")])
+    lines = [strip(line, _BLANKS) for line in text.split("\n")]
+    return "\n".join(lines if keep_indentation else _unwrapped(lines, counts))
+
+
+def _unwrapped(lines: list[str], counts: Counter[str]) -> list[str]:
+    """Lines that were broken at a fixed width joined again; as they are where most were not."""
+    followed = sorted(len(line) for line, after in itertools.pairwise(lines) if line and after)
+    width = followed[len(followed) * WRAPPED_PERCENT // 100] if len(followed) >= MIN_WRAPPED_LINES else 0
+    joined, before = lines[:1], lines[0]
+    for line in lines[1:]:
+        if before and line and not _BEGINS.match(line) and len(before) + 1 + len(line.partition(" ")[0]) > width:
+            joined[-1] += line if _HYPHEN.search(before) else f" {line}"
+        else:
+            joined.append(line)
+        before = line
+    if width not in WIDTHS or len(lines) - len(joined) < MIN_FULL * len(followed):
+        return lines
+    counts["lines_joined"] += len(lines) - len(joined)
+    return joined
 
 
 def _repaired(match: re.Match[str]) -> str:

@@ -25,7 +25,7 @@ from cuadrilla.data.sources import Progress, Sources
 from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
 
-RECIPE = 8
+RECIPE = 9
 """Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
 DROP, TRAIN, VAL = 0, 1, 2
 SPLITS = {TRAIN: "train", VAL: "val"}

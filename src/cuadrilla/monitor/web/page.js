@@ -13,7 +13,7 @@ const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
 const TOKEN = "cuadrilla token";
 
 let token = "";
-let tab = "crew";
+let tab = "train";
 let current = null;
 let following = null; // the AbortController of its stream
 let problem = null;
