@@ -23,7 +23,7 @@ class Clock:
 
 def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    sink = ProgressSink(total_versions=10, done=0, total_tokens=1000, clock=clock)
+    sink = ProgressSink(total_versions=10, done=0, clock=clock)
     clock.now = 1.0
     sink.working(1, 0.01)  # too early to say anything
     assert capsys.readouterr().err == ""
@@ -35,7 +35,9 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
     clock.now = 60.0
     sink.log(1, {"loss": 2.0, "tokens": 100, "tokens_per_second": 1.7})
-    assert capsys.readouterr().err.startswith("step 1/10  loss 2.000")
+    said = capsys.readouterr().err
+    assert said.startswith("step 1/10  loss 2.000")
+    assert said.endswith("ETA 9 min\n")
     clock.now = 60.0 + LINE_SECONDS
     sink.working(2, 1 / 6)
     assert capsys.readouterr().err == "step 2/10  17 % done in 10 s  ETA 9 min\n"

@@ -52,7 +52,7 @@ DaskOption = Annotated[
 @app.command("prepare")
 def prepare_command(
     sources: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
-    out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
+    out: Annotated[Path, typer.Option("--out", help="The data folder to write.")] = Path("data"),
     vocab: VocabOption = DEFAULT_VOCAB,
     val_fraction: ValFractionOption = DEFAULT_VAL_FRACTION,
     val: ValOption = None,

@@ -15,7 +15,9 @@ from cuadrilla.train.sinks import Scalars
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
 SAMPLE_CHARACTERS = 160
-STEP = Message("step")
+WIDE, SPEED_SECONDS = 100, 600
+"""Columns from which a line has room for all numbers; the time over which a terminal's bar takes its speed."""
+STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
 COUNTED = (Message("tokens"), Message("examples"))
 """What `TaskDefaults.counted` may be."""
 
@@ -28,16 +30,15 @@ class ProgressSink:
         *,
         total_versions: int,
         done: int,
-        total_tokens: int,
         counted: str = "tokens",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_versions
-        self._total_tokens = total_tokens
+        self._done = done
         self._counted = counted
         self._clock = clock
         self._last_line = -1e9
-        self._step_began = clock()
+        self._began = self._step_began = clock()
         self._evaluation: str = ""
         self._bar: Progress | None = None
         if stderr.is_terminal:
@@ -48,6 +49,7 @@ class ProgressSink:
                 TimeRemainingColumn(),
                 console=stderr,
                 refresh_per_second=4,
+                speed_estimate_period=SPEED_SECONDS,
             )
             self._task = self._bar.add_task("train", total=total_versions, completed=done, numbers="")
             self._bar.start()
@@ -75,10 +77,11 @@ class ProgressSink:
                 self._bar.stop()
 
     def _show(self, step: int, row: Scalars) -> None:
+        is_narrow = self._bar is not None and stderr.width < WIDE
         if "val_loss" in row:
-            self._evaluation = describe_evaluation(row)
+            self._evaluation = describe_evaluation(row, short=is_narrow)
         numbers = Message(
-            "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s",
+            "loss {loss:.3f} {evaluation} {speed:,.0f}/s" if is_narrow else WHOLE,
             loss=_number(row, "loss"),
             evaluation=self._evaluation,
             speed=_number(row, "tokens_per_second"),
@@ -91,8 +94,8 @@ class ProgressSink:
                 stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
             return
         if self._clock() - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
-            left = (self._total_tokens - _number(row, "tokens")) / max(_number(row, "tokens_per_second"), 1e-9)
-            self._tell(step, numbers, left=max(left, 0.0))
+            left = (self._clock() - self._began) / max(step - self._done, 1) * (self._total - step)
+            self._tell(step, numbers, left=left)
             if sample:
                 stderr.tell(f"  «{sample}»")
 
@@ -103,11 +106,11 @@ class ProgressSink:
         stderr.tell(Message(told, step=step, total=self._total, numbers=numbers, eta=duration(left)))
 
 
-def describe_evaluation(row: Scalars) -> Message:
-    """The held-out measures of a row in a few words."""
+def describe_evaluation(row: Scalars, *, short: bool = False) -> Message:
+    """The held-out measures of a row in a few words; `short`: without their uncertainty."""
     if "val_bits_per_byte" in row:
         bits, error = _number(row, "val_bits_per_byte"), row.get("val_bits_per_byte_error")
-        if isinstance(error, float):
+        if isinstance(error, float) and not short:
             return Message("held-out {bits:.3f} ± {error:.3f} bits/byte", bits=bits, error=error)
         return Message("held-out {bits:.3f} bits/byte", bits=bits)
     return Message("held-out loss {loss:.3f}", loss=_number(row, "val_loss"))

@@ -210,7 +210,6 @@ def _views(folder: RunDir, context: "RunContext") -> "list[Sink]":
     progress = ProgressSink(
         total_versions=context.length.num_steps,
         done=context.resumed_at,
-        total_tokens=context.length.total_tokens,
         counted=context.task.defaults.counted,
     )
     if importlib.util.find_spec("tensorboard") is None:
