@@ -1,3 +1,3 @@
-from cuadrilla.host.openmp import sleep_early
+from cuadrilla.host.process import sleep_early
 
 sleep_early()  # as the command does, before torch is loaded

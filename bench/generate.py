@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from bench.common import report
-from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.model.generate import generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config, Linear
 from cuadrilla.model.hf import config_to_hf, load_hf, state_to_hf

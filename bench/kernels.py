@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bench.common import ratios, report, summary
 from cuadrilla.config import ModelSection
-from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.kernels import is_amd
 from cuadrilla.model.language import shape_of

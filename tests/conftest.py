@@ -26,7 +26,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from cuadrilla.host.openmp import sleep_early
+from cuadrilla.host.process import sleep_early
 from cuadrilla.log import silence_grpc
 from tests.schedule import uses_ray
 

@@ -6,14 +6,25 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
+from torch import nn
+
+from cuadrilla.model.task import Task
+from cuadrilla.runfile import resolve
+from cuadrilla.serve.predictions import Predictor
+from cuadrilla.train.checkpoint import Step
+from cuadrilla.train.precision import choose_precision
+from cuadrilla.train.trained import Trained
 from tests.commands import COMMAND, wait_for
+from tests.runs import RUN_FILE
 
+CPU = torch.device("cpu")
 URL = re.compile(r"serving +(https?://\S+)")
 
 
@@ -22,10 +33,11 @@ class Service:
     process: "subprocess.Popen[str]"
     url: str
     said: Path
+    key: str
 
-    def ask(self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
-        """Status and JSON (or text) of an answer; a body is posted as JSON."""
-        given = {"Content-Type": "application/json", **(headers or {})}
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON (or text) of an answer; a body is posted as JSON, the key shown."""
+        given = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=given)
         try:
@@ -35,9 +47,9 @@ class Service:
             with error:
                 return error.code, _value(error.read())
 
-    def figure(self, name: str, model: str, *, headers: Mapping[str, str] | None = None) -> int:
+    def figure(self, name: str, model: str) -> int:
         """One of /metrics, 0 where it is not there yet."""
-        lines = self.ask("/metrics", headers=headers)[1].splitlines()
+        lines = self.ask("/metrics")[1].splitlines()
         start = f'cuadrilla_{name}{{model="{model}"}} '
         return int(float(next((line.removeprefix(start) for line in lines if line.startswith(start)), "0")))
 
@@ -47,21 +59,31 @@ class Service:
 
 
 @contextmanager
-def serving(*arguments: object, cwd: Path | None = None) -> Iterator[Service]:
-    """`cuadrilla serve ARGUMENTS`, until the end of the block."""
+def serving(*arguments: object, key: str = "") -> Iterator[Service]:
+    """`cuadrilla serve ARGUMENTS`, until the end of the block; with a `key` for those who know it only."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said.txt"
+        said, key_file = Path(folder) / "said.txt", Path(folder) / "key.txt"
+        key_file.write_text(key + "\n")
+        arguments += ("--api-key-file", key_file) if key else ()
         with open(said, "w") as file:
             command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
-            process = subprocess.Popen(command, stdout=file, stderr=file, text=True, cwd=cwd)
+            process = subprocess.Popen(command, stdout=file, stderr=file, text=True)
         try:
             wait_for(lambda: URL.search(said.read_text()) is not None or process.poll() is not None)
             found = URL.search(said.read_text())
             assert found, said.read_text()
-            yield Service(process, found[1], said)
+            yield Service(process, found[1], said, key)
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+def predictor(task: object) -> Predictor:
+    """A task of one's own, as far as it is asked, in this process; its model gives back what it gets."""
+    config, precision = resolve(RUN_FILE).config, choose_precision("fp32", device=CPU)
+    step, model = Step(version=0, newest=0), nn.Identity()
+    trained = Trained(config=config, task=cast(Task, task), model=model, device=CPU, precision=precision, step=step)
+    return Predictor(type(task).__name__.lower(), trained)
 
 
 def _value(raw: bytes) -> Any:

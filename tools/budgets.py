@@ -49,7 +49,7 @@ DANGEROUS_CALLS = (
     "subprocess.getstatusoutput",
     "ssl._create_unverified_context",
 )
-RESTRICTED_READER = "model/unpickle.py"  # may call torch.load(weights_only=True), and name its error
+RESTRICTED_READER = "model/weights.py"  # may call torch.load(weights_only=True), and name its error
 TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
 HOMES = {  # a heavy library is imported in its own place only
     "ray": ("crew/ray.py",),

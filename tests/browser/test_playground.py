@@ -29,18 +29,16 @@ from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.rows import Rows
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.runfile import resolve
 from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.page import page
 from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
-from cuadrilla.train.checkpoint import Step
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.trained import LanguageModel, Trained
+from cuadrilla.train.trained import LanguageModel
 from tests.chromium import CHROMIUM, CONTROL, Browser, Tab
 from tests.commands import wait_for
-from tests.runs import RUN_FILE
+from tests.serving import predictor
 
 pytestmark = [
     pytest.mark.browser,
@@ -80,10 +78,10 @@ def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor
 
 
 @contextmanager
-def listening(app: Any, *, key: str = "", port: int = 0, around: Any = None) -> Iterator[str]:
+def listening(app: Any, *, around: Any = None) -> Iterator[str]:
     """Its URL. Not through `listen`, which is for the main thread of a process."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        config = uvicorn.Config(Edge(app, key=key), log_config=None, ws="none", timeout_graceful_shutdown=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(Edge(app, key=""), log_config=None, ws="none", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
 
         async def work() -> None:
@@ -101,8 +99,8 @@ def listening(app: Any, *, key: str = "", port: int = 0, around: Any = None) -> 
 
 
 @contextmanager
-def listening_service(service: Service, **options: Any) -> Iterator[str]:
-    with listening(make_app(service), around=service.running(), **options) as url:
+def listening_service(service: Service) -> Iterator[str]:
+    with listening(make_app(service), around=service.running()) as url:
         yield url
 
 
@@ -322,20 +320,8 @@ class Sums:
         return found
 
 
-def predictor() -> Predictor:
-    trained = Trained(
-        config=resolve(RUN_FILE).config,
-        task=Sums(),  # type: ignore[arg-type]
-        model=nn.Identity(),
-        device=CPU,
-        precision=choose_precision("fp32", device=CPU),
-        step=Step(version=0, newest=0),
-    )
-    return Predictor("sums", trained)
-
-
 def test_a_service_that_has_only_a_task(tab: Tab) -> None:
-    with listening_service(service_of({}, {"sums": predictor()})) as url:
+    with listening_service(service_of({}, {"sums": predictor(Sums())})) as url:
         tab.open(url)
         tab.until("!document.querySelector('#tasks').hidden")
         assert tab.value("document.querySelector('#texts').hidden")

@@ -31,17 +31,7 @@ def nginx(tmp_path: Path, image: str) -> str:
         install = "apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light"
         text = f"FROM {base_image()}\nRUN {install}\n"
         (tmp_path / "Dockerfile").write_text(text)
-        docker(
-            "build",
-            "--quiet",
-            "--network",
-            "host",
-            "--tag",
-            NGINX,
-            "--file",
-            str(tmp_path / "Dockerfile"),
-            str(tmp_path),
-        )
+        docker("build", "--quiet", "--network", "host", "--tag", NGINX, str(tmp_path))
     return NGINX
 
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,26 +120,17 @@ def test_nobody_there() -> None:
     assert unknown.command == "cuadrilla doctor ADDRESS:47470"
 
 
-class Quiet(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         found = broken(walked(Address("127.0.0.1", mute.getsockname()[1]), None), "tls")
     assert "no coordinator answers" in found.cause
     assert (found.command, found.shell) == ("cuadrilla invite", "coordinator")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=lambda: [server.handle_request() for _step in ("tcp", "tls")])
+        thread.start()
         assert "no coordinator answers" in broken(walked(Address("127.0.0.1", server.server_port), None), "tls").cause
-    finally:
-        server.shutdown()
         thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -159,25 +149,20 @@ def test_what_the_rates_mean_for_a_step(rate: float, level: str, cause: str, rem
 # What the coordinator's half never does (who may call: test_link_callers.py)
 
 
-@pytest.fixture
-def nodes(crew: Crew) -> Iterator[tuple[Connection, Connection]]:
-    with closing(crew.dial("ana")) as ana, closing(crew.dial("luis")) as luis:
-        yield ana, luis
-
-
-def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(nodes: tuple[Connection, Connection]) -> None:
-    (ana, luis), end = nodes, threading.Event()
+def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(crew: Crew) -> None:
+    end = threading.Event()
 
     def silence() -> Iterator[bytes]:
         yield wire.encode(Check())
         yield b"hola"
         end.wait(timeout=150)
 
-    never_read = ana.stream("Call", iter([Check(seconds=60)]))
-    next(never_read)  # the measurement has begun
-    silent = ana.stream("Call", silence(), seconds=150)
-    assert luis.receive_for(0.01) > 0
-    assert luis.send_for(0.01) > 0
-    never_read.cancel()
-    silent.cancel()
-    end.set()
+    with closing(crew.dial("ana")) as ana, closing(crew.dial("luis")) as luis:
+        never_read = ana.stream("Call", iter([Check(seconds=60)]))
+        next(never_read)  # the measurement has begun
+        silent = ana.stream("Call", silence(), seconds=150)
+        assert luis.receive_for(0.01) > 0
+        assert luis.send_for(0.01) > 0
+        never_read.cancel()
+        silent.cancel()
+        end.set()

@@ -46,6 +46,15 @@ def prepare_data(folder: Path, tokenizer: Path | None) -> None:
     prepare(["cuentos:40"], out=folder, options=options, progress=lambda *_: None)
 
 
+@pytest.fixture
+def run(published: Path, tmp_path: Path) -> RunDir:
+    """Imported, with data of its tokenizer."""
+    made = RunDir(tmp_path / "run")
+    import_model(published, to=made.path)
+    prepare_data(tmp_path / "data", made.path / "model" / "tokenizer.json")
+    return made
+
+
 CREW = ('engine.kind="crew"', "engine.workers=[1.0, 0.5]")
 
 
@@ -53,10 +62,7 @@ def train(run: RunDir, *sets: str) -> None:
     train_run(read_run_file(run.run_file, sets=[*QUICK, *sets]), run)
 
 
-def test_training_goes_on_from_the_imported_weights(published: Path, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    import_model(published, to=run.path)
-    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+def test_training_goes_on_from_the_imported_weights(published: Path, run: RunDir) -> None:
     began = load_hf(published).state_dict()
     # Two workers of unequal speed: the second one's own initial weights must not matter.
     train(run, "train.steps=2", "optim.lr=1e-9", *CREW)
@@ -82,7 +88,8 @@ def test_it_writes_and_is_exported_before_it_is_trained(
     export_hf(run, to=tmp_path / "again")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (published / "model.safetensors").read_bytes()
     assert "begun from | published/model.safetensors (licence unknown" in (tmp_path / "again" / "README.md").read_text()
-    prepare_data(tmp_path / "data", run / "model" / "tokenizer.json")
+    prepare_data(tmp_path / "elsewhere", run / "model" / "tokenizer.json")
+    (run / "run.toml").write_text((run / "run.toml").read_text().replace('"../data"', '"../elsewhere"'))
     evaluate([run], device="cpu")
     assert "bits_per_byte" in capsys.readouterr().out
 
@@ -108,17 +115,6 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
         export_gguf(run.path, to=tmp_path / "model.gguf")
 
 
-def test_the_run_file_holds_before_the_first_training(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunDir(tmp_path / "run")
-    import_model(published, to=run.path)
-    prepare_data(tmp_path / "elsewhere", run.path / "model" / "tokenizer.json")
-    run.run_file.write_text(run.run_file.read_text().replace('"../data"', '"../elsewhere"'))
-    evaluate([run.path], device="cpu")
-    assert "bits_per_byte" in capsys.readouterr().out
-
-
 def test_data_of_another_tokenizer_is_refused(published: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)
@@ -128,10 +124,7 @@ def test_data_of_another_tokenizer_is_refused(published: Path, tmp_path: Path) -
     assert "--tokenizer" in caught.value.hint
 
 
-def test_sizes_that_are_not_the_models_are_refused(published: Path, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    import_model(published, to=run.path)
-    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+def test_sizes_that_are_not_the_models_are_refused(run: RunDir) -> None:
     with pytest.raises(CheckpointError, match="belongs to another model"):
         train(run, "train.steps=1", "model.layers=2")
     with pytest.raises(DataError, match="tokens, the model 260"):
@@ -152,10 +145,7 @@ def test_a_folder_that_is_there_is_left_alone(published: Path, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "published", "tokenizer.json"]
 
 
-def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    import_model(published, to=run.path)
-    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path, run: RunDir, tmp_path: Path) -> None:
     config, model = read_run_file(run.run_file).config, run.path / "model"
     offered = bundle.offer_whole(config, run.path, goes_on=False)
     assert {".initial/config.json", ".initial/tokenizer.json", ".initial/model.safetensors"} < set(offered.files)
@@ -181,10 +171,7 @@ def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path,
     assert not any(name.startswith(".initial") for name in bundle.offer_whole(config, run.path, goes_on=True).files)
 
 
-def test_a_machine_that_was_sent_no_weights_reads_none_of_its_own(published: Path, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    import_model(published, to=run.path)
-    prepare_data(tmp_path / "data", run.path / "model" / "tokenizer.json")
+def test_a_machine_that_was_sent_no_weights_reads_none_of_its_own(run: RunDir) -> None:
     run.initial.mkdir()
     with pytest.raises(CheckpointError, match=r"\.initial"):
         train(run, "train.steps=1")

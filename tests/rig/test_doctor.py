@@ -9,9 +9,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -25,21 +25,6 @@ LISTEN = (
 )
 
 
-ROOT = Path(__file__).parents[2]
-EXAMINER = """
-import json, sys
-from cuadrilla.doctor import way
-from tests.inside import cuadrilla
-way.CONNECT_SECONDS = 1.0
-for line in sys.stdin:
-    asked = json.loads(line)
-    done = cuadrilla("doctor", "--json", "--timeout", "0.1", *asked["arguments"], env=asked["environment"])
-    print(json.dumps([done.stdout, done.stderr]), flush=True)
-"""
-"""On each machine a process that runs the command again and again: to start one for each costs a second and more."""
-Examiners = dict[str, "subprocess.Popen[str]"]
-
-
 @pytest.fixture(scope="module")
 def network() -> Iterator[list[Member]]:
     need_namespaces()
@@ -47,43 +32,12 @@ def network() -> Iterator[list[Member]]:
         yield members
 
 
-@pytest.fixture(scope="module")
-def examiners(network: list[Member]) -> Iterator[Examiners]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with ExitStack() as stack:
-        made = {
-            member.address: stack.enter_context(
-                subprocess.Popen([*member.prefix, sys.executable, "-c", EXAMINER], text=True, cwd=ROOT, **pipes)  # type: ignore[call-overload]
-            )
-            for member in network
-        }
-        yield made
-        for process in made.values():
-            process.stdin.close()
-            process.wait(timeout=60)
-
-
-@pytest.fixture
-def doctor(examiners: Examiners, tmp_path: Path) -> "Doctor":
-    def examine(member: Member, *arguments: str) -> list[dict[str, Any]]:
-        process = examiners[member.address]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        environment = Machine(tmp_path, prefix=member.prefix).environment()
-        process.stdin.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
-        process.stdin.flush()
-        found, said = json.loads(process.stdout.readline())
-        assert found, said
-        rows: list[dict[str, Any]] = json.loads(found)["findings"]
-        return rows
-
-    return examine
-
-
-class Doctor(Protocol):
+def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
     """All that is found on a machine."""
-
-    def __call__(self, member: Member, *arguments: str) -> list[dict[str, Any]]: ...
+    done = Machine(home, prefix=member.prefix).run("doctor", "--json", "--timeout", "0.1", *arguments)
+    assert done.stdout, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    return rows
 
 
 def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
@@ -116,32 +70,32 @@ def listening(member: Member) -> Iterator[None]:
         pytest.param("-p tcp -j REJECT --reject-with icmp-host-prohibited", "No route", marks=pytest.mark.thorough),
     ],
 )
-def test_a_firewall(network: list[Member], doctor: Doctor, rule: str, says: str) -> None:
+def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str) -> None:
     head, worker = network
     place = f"{head.address}:{PORT}"
     do(head, f"iptables -A INPUT {rule}")
     try:
         with listening(head):
-            broken = of(doctor(worker, place), "link.tcp")
+            broken = of(doctor(worker, tmp_path, place), "link.tcp")
             assert says in broken["cause"]
             assert (broken["level"], broken["shell"]) == ("failure", "coordinator")
             assert broken["command"] == f"cuadrilla doctor --port {PORT}"
     finally:
         do(head, "iptables -F INPUT")
     with listening(head):
-        assert of(doctor(worker, place), "link.tcp")["level"] == "ok"
+        assert of(doctor(worker, tmp_path, place), "link.tcp")["level"] == "ok"
 
 
 @pytest.mark.thorough
-def test_a_taken_port_and_no_network(network: list[Member], doctor: Doctor) -> None:
+def test_a_taken_port_and_no_network(network: list[Member], tmp_path: Path) -> None:
     head, worker = network
     with listening(head):
-        row = of(doctor(head, "--port", str(PORT)), "network.port")
+        row = of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")
         assert row["command"].startswith("ss -ltnp")
-    assert of(doctor(head, "--port", str(PORT)), "network.port")["level"] == "ok"
+    assert of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")["level"] == "ok"
     do(worker, f"ip link set dev {CARD} down")
     try:
-        rows = doctor(worker, f"{head.address}:{PORT}")
+        rows = doctor(worker, tmp_path, f"{head.address}:{PORT}")
         assert "no network" in of(rows, "network.address")["cause"]
         assert of(rows, "link.tcp")["level"] == "failure"
     finally:

@@ -1,9 +1,4 @@
-"""`cuadrilla doctor` on real faults: programs that hang or print what broken ones print, folders that cannot be written
-to; and each finding is gone once the command that was printed has been typed.
-
-A file system is made in a mount namespace of the process's own; nothing of the machine changes. What torch says of
-itself is not waited for, but where it is looked at.
-"""
+"""`cuadrilla doctor` on this machine, and beside programs that hang; what torch says of itself is looked at once."""
 
 import json
 import os
@@ -41,11 +36,6 @@ def found(done: "subprocess.CompletedProcess[str]") -> Findings:
     assert (answer["failures"], answer["warnings"]) == (levels.count("failure"), levels.count("warning"))
     assert done.returncode == (3 if answer["failures"] else 0), done.stderr
     return [row for row in answer["findings"] if row["level"] != "ok"]
-
-
-def of(rows: Findings, check: str) -> dict[str, Any]:
-    (row,) = [row for row in rows if row["check"] == check]
-    return row
 
 
 @pytest.fixture(scope="module")
@@ -104,24 +94,15 @@ def test_it_is_read_without_colour_in_two_languages() -> None:
     assert "OMP_NUM_THREADS" not in cuadrilla("doctor", "--timeout", "0.1", env=environment).stdout
 
 
-class TestPrograms:
-    """Stand-ins on the PATH that print what sick programs print."""
-
-    @pytest.fixture
-    def wsl(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The kernel's name, by which WSL is known; and no mark of a container in which the tests may run."""
-        monkeypatch.setattr(host_facts.platform, "release", lambda: "5.15.153.1-microsoft-standard-WSL2")
-        monkeypatch.setattr(host_facts, "find_container", lambda _environ: None)
-
-    def test_programs_that_hang_or_talk_for_ever(
-        self, wsl: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """They are stopped, and what they say is no order to a terminal."""
-        monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)
-        hanging = ("nvidia_smi_exe", "netsh_exe", "powershell_exe", "docker", "firewall_cmd", "dpkg_query")
-        scripts = dict.fromkeys(hanging, "sleep 1000 & sleep 1000")
-        env = programs(tmp_path / "bin", wslinfo="echo nat", ufw="yes \"$(printf '\\033[2J\\007')\"", **scripts)
-        done = cuadrilla("doctor", "--timeout", "0.1", "--port", "47470", env=env)
-        assert " ! docker.service" in done.stdout
-        assert " ! wsl.network" in done.stdout
-        assert len(done.stdout) < 5000
+def test_programs_that_hang_or_talk_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are stopped, and what they say is no order to a terminal. It is WSL by the name of its kernel."""
+    monkeypatch.setattr(host_facts.platform, "release", lambda: "5.15.153.1-microsoft-standard-WSL2")
+    monkeypatch.setattr(host_facts, "find_container", lambda _environ: None)
+    monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)
+    hanging = ("nvidia_smi_exe", "netsh_exe", "powershell_exe", "docker", "firewall_cmd", "dpkg_query")
+    scripts = dict.fromkeys(hanging, "sleep 1000 & sleep 1000")
+    env = programs(tmp_path / "bin", wslinfo="echo nat", ufw="yes \"$(printf '\\033[2J\\007')\"", **scripts)
+    done = cuadrilla("doctor", "--timeout", "0.1", "--port", "47470", env=env)
+    assert " ! docker.service" in done.stdout
+    assert " ! wsl.network" in done.stdout
+    assert len(done.stdout) < 5000

@@ -9,8 +9,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -238,39 +236,17 @@ def data_module():
 LABELS = gzip.compress(idx(np.arange(50) % 10), mtime=0)
 
 
-@pytest.fixture
-def site(monkeypatch):
-    """A server on this machine."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(404 if "missing" in self.path else 200)
-            self.send_header("Content-Length", str(len(LABELS)))
-            self.end_headers()
-            self.wfile.write(LABELS)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False  # server_close() waits for them
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_the_right_file_is_kept_and_not_asked_for_again(site, data_module, tmp_path):
+def test_the_right_file_is_kept_and_not_asked_for_again(data_module, tmp_path):
+    (tmp_path / NAME).write_bytes(LABELS)
+    folder, url = tmp_path / "new" / "mnist", f"{tmp_path.as_uri()}/"
+    with pytest.raises(DataError, match="are not this file of MNIST"):
+        data_module.find(NAME.removesuffix(".gz"), folder=folder, url=url)
     data_module.SHA256[NAME] = data_module.hashlib.sha256(LABELS).hexdigest()
-    folder = tmp_path / "new" / "mnist"
-    path = data_module.find(NAME.removesuffix(".gz"), folder=folder, url=f"{site}/right/")
+    path = data_module.find(NAME.removesuffix(".gz"), folder=folder, url=url)
     assert [file.name for file in folder.iterdir()] == [NAME]
     assert path.read_bytes() == LABELS
     assert list(data_module.read_idx(path, num_dimensions=1)) == [number % 10 for number in range(50)]
-    assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url=f"{site}/missing/") == path
+    assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url="file:///nowhere/") == path
 
 
 # -- damaged ---------------------------------------------------------------------------------------------------------

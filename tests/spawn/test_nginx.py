@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -65,53 +63,6 @@ def asked(port: int, *, max_tokens: int, stream: bool) -> Iterator[http.client.H
         yield connection.getresponse()
 
 
-# -- each token when it comes ------------------------------------------------------------------------------------------
-
-
-class OneByOne(BaseHTTPRequestHandler):
-    """A service that sends its second token when somebody has read the first one."""
-
-    protocol_version = "HTTP/1.1"
-    read = Event()
-
-    def do_POST(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        self._say(b"data: 1\n\n")
-        if self.read.wait(60):
-            self._say(b"data: 2\n\n")
-        self._say(b"")
-
-    def _say(self, event: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing."""
-
-
-def test_a_token_is_handed_on_before_the_next_one_is_there(tmp_path: Path) -> None:
-    port = free_port()
-    with ThreadingHTTPServer(("127.0.0.1", 0), OneByOne) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with (
-                in_front_of([f"127.0.0.1:{server.server_port}"], port=port, folder=tmp_path),
-                asked(port, max_tokens=2, stream=True) as response,
-            ):
-                assert response.readline() == b"data: 1\n"
-                OneByOne.read.set()
-                assert response.read() == b"\ndata: 2\n\n"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-# -- two services ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Front:
     """nginx, and the services behind it."""
@@ -153,7 +104,7 @@ def front(model: Path, tmp_path: Path) -> Iterator[Front]:
         yield Front(port, services)
 
 
-def test_a_service_hears_that_a_caller_has_left(front: Front) -> None:
+def test_tokens_are_handed_on_as_they_come_and_a_service_hears_that_a_caller_has_left(front: Front) -> None:
     with asked(front.port, max_tokens=LONG, stream=True) as response:
         assert text_of(response.readline().decode()) is not None
         assert sum(front.busy()) == 1  # seconds of it are still to come

@@ -10,11 +10,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.train.eval_data import TextPair, read_pairs, read_texts
-from cuadrilla.train.eval_metrics import (
-    cut_windows,
-    pair_figure,
-    text_figure,
-)
+from cuadrilla.train.eval_metrics import cut_windows, pair_figure, text_figure
 
 pytestmark = pytest.mark.unit
 
@@ -48,7 +44,7 @@ def bits_by_hand(model: GPT2, ids: list[int], *, new: int) -> float:
     return -sum(float(logits[place - 1, ids[place]]) for place in range(len(ids) - new, len(ids))) / math.log(2)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 18, 25, 40, 41, 100])
+@pytest.mark.parametrize("length", [1, 2, 17, 18, 25, 41, 100])
 def test_every_token_but_the_first_is_predicted_once(length: int) -> None:
     ids = list(range(length))
     windows = list(cut_windows(ids, context=CONTEXT))
@@ -88,11 +84,8 @@ def test_pairs_have_a_count_and_an_interval(model: GPT2, tokenizer: Tokenizer) -
     figure = pair_figure(model, tokenizer, [pair] * 4, of="p")
     assert (figure.value, figure.total, figure.count, figure.low) == (1.0, 4.0, 4, 1.0)
     mixed = pair_figure(model, tokenizer, [pair, pair, pair, swapped] * 100, of="p")
-    assert mixed.value == 0.75
-    assert mixed.low is not None
-    assert mixed.high is not None
     error = 1.96 * (0.75 * 0.25 / 400) ** 0.5
-    assert (mixed.low, mixed.high) == (pytest.approx(0.75 - error, abs=0.005), pytest.approx(0.75 + error, abs=0.005))
+    assert (mixed.low, mixed.value, mixed.high) == pytest.approx((0.75 - error, 0.75, 0.75 + error), abs=0.005)
 
 
 @pytest.mark.parametrize(

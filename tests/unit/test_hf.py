@@ -1,7 +1,6 @@
 """Hugging Face folders: the same logits as transformers both ways, and refusal of everything that is not ours."""
 
 import json
-import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from cuadrilla.errors import CheckpointError, DataError, ResourceError
 from cuadrilla.model.generate import generate_batch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_from_hf, config_to_hf, load_hf, save_hf, state_from_hf, state_to_hf
-from cuadrilla.model.inference import for_inference
 from cuadrilla.model.sampling import Sampling
 from tests.conftest import SMALL_DISK_BYTES
+from tests.decided import spread_gpt2
 
 pytestmark = pytest.mark.unit
 
@@ -29,13 +28,7 @@ SMALL = SHAPES[0]
 
 
 def make(shape: dict[str, int]) -> GPT2:
-    """Weights far from their initial values, so that no bias is 0 and no gain is 1."""
-    torch.manual_seed(0)
-    model = GPT2(GPT2Config(**shape)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return spread_gpt2(0.1, **shape)
 
 
 def ids_for(model: GPT2) -> torch.Tensor:
@@ -47,9 +40,8 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="needs the extra hf")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_transformers_opens_our_folder_and_computes_our_logits(shape: dict[str, int], tmp_path: Path) -> None:
-    model = make(shape)
+def test_transformers_opens_our_folder_and_computes_our_logits(tmp_path: Path) -> None:
+    model = make(SHAPES[1])
     save_hf(model, tmp_path)
     theirs, report = transformers().GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"]
@@ -59,23 +51,18 @@ def test_transformers_opens_our_folder_and_computes_our_logits(shape: dict[str, 
         torch.testing.assert_close(model(ids_for(model)), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("prefixed", [True, False])
-def test_we_open_their_folder_and_compute_their_logits(shape: dict[str, int], prefixed: bool, tmp_path: Path) -> None:
+def test_we_open_a_folder_of_theirs_without_the_prefix(tmp_path: Path) -> None:
     hf = transformers()
-    torch.manual_seed(2)
-    config = hf.GPT2Config(**config_to_hf(GPT2Config(**shape), end_of_text=None))
-    theirs = (hf.GPT2LMHeadModel if prefixed else hf.GPT2Model)(config).eval()
+    theirs = hf.GPT2Model(hf.GPT2Config(**config_to_hf(GPT2Config(**SHAPES[1]), end_of_text=None))).eval()
     theirs.save_pretrained(tmp_path)
     model = load_hf(tmp_path).eval()
-    ids = ids_for(model)
     with torch.no_grad():
-        hidden = theirs(ids)
-        expected = hidden.logits if prefixed else hidden.last_hidden_state @ theirs.wte.weight.T
-        torch.testing.assert_close(model(ids), expected, atol=1e-4, rtol=1e-4)
+        expected = theirs(ids_for(model)).last_hidden_state @ theirs.wte.weight.T
+        torch.testing.assert_close(model(ids_for(model)), expected, atol=1e-4, rtol=1e-4)
 
 
 PECULIAR = [
+    {},
     {"inner": 100},
     {"exact_gelu": True},
     {"epsilon": 1e-3},
@@ -105,7 +92,7 @@ def test_gpt2s_of_others_compute_what_they_did(peculiar: dict[str, Any], tmp_pat
         model.compute_dtype = torch.bfloat16  # its attention is another one on a CPU
         assert (model(ids) - expected).abs().mean() < 0.05 * expected.abs().mean()
     model.compute_dtype = torch.float32
-    written = generate_batch(for_inference(model), [[1, 2, 3]], sampling=Sampling(temperature=0, max_tokens=9))
+    written = generate_batch(model, [[1, 2, 3]], sampling=Sampling(temperature=0, max_tokens=9))
     assert written == [theirs.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=9, do_sample=False)[0, 3:].tolist()]
     save_hf(model, tmp_path / "again")
     assert all(
@@ -130,17 +117,6 @@ def test_other_weights_are_read_as_fp32(dtype: torch.dtype, tmp_path: Path) -> N
         assert torch.equal(ours, theirs.to(dtype).float()), name
 
 
-def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
-    model = make(SHAPES[1])
-    save_hf(model, tmp_path)
-    again = load_hf(tmp_path)
-    assert again.config == model.config
-    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
-    assert all(parameter.requires_grad for parameter in again.parameters())
-    again.loss(ids_for(model), ids_for(model)).backward()
-
-
 def test_old_buffers_are_ignored_and_an_equal_head_is_accepted() -> None:
     model = make(SMALL)
     state = state_to_hf(model.state_dict())
@@ -150,18 +126,6 @@ def test_old_buffers_are_ignored_and_an_equal_head_is_accepted() -> None:
     ours = state_from_hf(state)
     assert ours.keys() == model.state_dict().keys()
     assert all(torch.equal(ours[name], value) for name, value in model.state_dict().items())
-
-
-def test_the_config_says_what_other_programs_look_for(tmp_path: Path) -> None:
-    model = make(SHAPES[1])
-    save_hf(model, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    expected = {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 1003, "n_positions": 33, "n_ctx": 33,
-        "n_layer": 3, "n_head": 3, "n_embd": 42, "activation_function": "gelu_new", "tie_word_embeddings": True,
-        "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
-    assert {key: config[key] for key in expected} == expected
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
@@ -178,6 +142,7 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert theirs.eos_token_id == generation["eos_token_id"] == config["eos_token_id"] == tokenizer.end_of_text
+    assert config["n_ctx"] == 16  # which llama.cpp's converter reads
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
@@ -192,12 +157,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
         ({"model_type": "llama"}, "model_type = 'llama'"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
         ({"activation_function": "relu"}, "activation_function = 'relu'"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),
         ({"add_cross_attention": True}, "add_cross_attention = True"),
-        ({"scale_attn_by_inverse_layer_idx": 1}, "scale_attn_by_inverse_layer_idx = 1"),
-        ({"n_inner": -1}, "n_inner = -1"),
         ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon = 0.0"),
-        ({"layer_norm_epsilon": True}, "layer_norm_epsilon = True"),
         ({"n_layer": 10**9}, "n_layer = 1000000000"),
         ({"n_embd": "8"}, "n_embd = '8'"),
         ({"n_head": 3}, "n_embd 8 is not divisible by n_head 3"),
@@ -213,67 +174,33 @@ def test_other_architectures_and_impossible_sizes_are_refused(changes: dict[str,
     assert caught.value.hint
 
 
-def changed_state(change: str) -> dict[str, torch.Tensor]:
-    state = state_to_hf(make(SMALL).state_dict())
-    match change:
-        case "missing":
-            del state["transformer.h.0.mlp.c_fc.bias"]
-        case "unknown":
-            state["transformer.h.7.mlp.c_fc.bias"] = torch.zeros(32)
-        case "shape":
-            state["transformer.wpe.weight"] = torch.zeros(17, 8)
-    return state
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("missing", 'Missing key(s) in state_dict: "transformer.h.0.mlp.c_fc.bias"'),
-        ("unknown", 'Unexpected key(s) in state_dict: "transformer.h.7.mlp.c_fc.bias"'),
-        ("shape", "size mismatch for transformer.wpe.weight"),
+        ({"transformer.h.0.mlp.c_fc.bias": None}, 'Missing key(s) in state_dict: "transformer.h.0.mlp.c_fc.bias"'),
+        ({"transformer.h.7.ln_1.bias": 32}, 'Unexpected key(s) in state_dict: "transformer.h.7.ln_1.bias"'),
+        ({"transformer.wpe.weight": 17}, "size mismatch for transformer.wpe.weight"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name(change: str, says: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_by_name(change: dict[str, int | None], says: str, tmp_path: Path) -> None:
     save_hf(make(SMALL), tmp_path)
-    safetensors.torch.save_file(changed_state(change), tmp_path / "model.safetensors")
+    state = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    state |= {name: torch.zeros(size or 1) for name, size in change.items()}
+    kept = {name: value for name, value in state.items() if change.get(name, 1) is not None}
+    safetensors.torch.save_file(kept, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         load_hf(tmp_path)
     assert says in caught.value.message
     assert caught.value.hint
 
 
-class Trap:
-    """Writes a file when unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def header(text: bytes, *, length: int | None = None, body: bytes = b"") -> bytes:
-    return struct.pack("<Q", len(text) if length is None else length) + text + body
-
-
-def overlapping() -> bytes:
-    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    return header(json.dumps({"a": entry, "b": entry}).encode(), body=bytes(8))
+CUT = b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'
 
 
 @pytest.mark.parametrize(
     "raw",
-    [
-        b"",
-        header(b"{}", length=2**62),
-        header(b"{}", length=90_000_000),
-        header(b"not json"),
-        overlapping(),
-        header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'),
-        header(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}'),
-        b"PK\x03\x04" + bytes(100),
-    ],
-    ids=["empty", "absurd length", "longer than the file", "not JSON", "overlap", "cut", "overflow", "zip"],
+    [b"", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", len(CUT)) + CUT, b"PK\x03\x04" + bytes(100)],
+    ids=["empty", "absurd length", "cut", "zip"],
 )
 def test_broken_and_hostile_files_are_refused(raw: bytes, tmp_path: Path) -> None:
     save_hf(make(SMALL), tmp_path)
@@ -283,25 +210,12 @@ def test_broken_and_hostile_files_are_refused(raw: bytes, tmp_path: Path) -> Non
     assert caught.value.hint
 
 
-def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
-    save_hf(make(SMALL), tmp_path)
-    trap = Trap(tmp_path / "sprung")
-    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(trap))
-    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
-        load_hf(tmp_path)
-    assert not (tmp_path / "sprung").exists()
-    touch, arguments = trap.__reduce__()
-    touch(*arguments)
-    assert (tmp_path / "sprung").exists()  # the trap would have worked
-
-
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
         ("config.json", None, "cannot read"),
-        ("config.json", b"{", "is not JSON"),
         ("config.json", b"[1]", "describes no GPT-2"),
-        ("config.json", b"[" * 100_000, "is not JSON"),
+        ("config.json", b"[" * 100_000, "cannot read"),
         ("model.safetensors", None, "does not exist"),
     ],
 )

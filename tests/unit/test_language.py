@@ -15,7 +15,6 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, log_likelihood, wins
-from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 
 pytestmark = pytest.mark.unit
@@ -83,14 +82,9 @@ def test_sequences_predict_every_token_once(task: LanguageTask, split: str) -> N
     assert np.concatenate([item["ids"] for item in items]).tolist() == ids[: len(data) * CONTEXT]
     assert np.concatenate([item["targets"] for item in items]).tolist() == ids[1 : len(data) * CONTEXT + 1]
     assert items[0]["ids"].dtype == np.int64
-
-
-def test_sequences_outside_of_the_data_do_not_exist(task: LanguageTask) -> None:
-    data = task.data("train")
-    with pytest.raises(IndexError):
-        data[len(data)]
-    with pytest.raises(IndexError):
-        data[-1]
+    for index in (len(data), -1):
+        with pytest.raises(IndexError):
+            data[index]
 
 
 def test_a_split_shorter_than_a_sequence_is_empty(folder: Path) -> None:
@@ -108,26 +102,20 @@ def test_loss_is_a_sum_and_counts_tokens(task: LanguageTask) -> None:
     assert loss.requires_grad
 
 
-def test_bits_per_byte_is_the_loss_in_bytes_of_text(task: LanguageTask) -> None:
-    model, data = model_of(task), task.data("val")
-    batches = [collate([data[number]]) for number in range(len(data))]
-    measures = task.evaluate(model, iter(batches))
-    expected = sum(model.loss(b["ids"], b["targets"]).item() for b in batches) / (len(batches) * CONTEXT)
-    assert measures["loss"] == pytest.approx(expected, rel=1e-6)
-    num_tokens, num_bytes = len(whole_split(task, "val")), len("".join(TEXTS["val"]).encode())
-    assert measures["bits_per_byte"] == pytest.approx(expected / math.log(2) * num_tokens / num_bytes, rel=1e-6)
-
-
-def test_how_sure_a_held_out_loss_is(task: LanguageTask) -> None:
+def test_held_out_measures_and_how_sure_they_are(task: LanguageTask) -> None:
     """The standard error over sequences, whatever the batches; one sequence alone cannot tell."""
     model, data = model_of(task), task.data("val")
     items = [data[number] for number in range(len(data))]
     losses = [model.loss(batch["ids"], batch["targets"]).item() / CONTEXT for batch in map(collate, zip(items))]
-    expected = np.std(losses, ddof=1) / math.sqrt(len(losses))
+    num_tokens, num_bytes = len(whole_split(task, "val")), len("".join(TEXTS["val"]).encode())
+    ratio, error = num_tokens / num_bytes / math.log(2), np.std(losses, ddof=1) / math.sqrt(len(losses))
     measures = task.evaluate(model, iter([collate(items[:2]), collate(items[2:])]))
-    assert measures["loss_error"] == pytest.approx(expected, rel=1e-4)
-    ratio = measures["bits_per_byte"] / measures["loss"]
-    assert measures["bits_per_byte_error"] == pytest.approx(expected * ratio, rel=1e-4)
+    assert measures == {
+        "loss": pytest.approx(np.mean(losses), rel=1e-6),
+        "bits_per_byte": pytest.approx(np.mean(losses) * ratio, rel=1e-6),
+        "loss_error": pytest.approx(error, rel=1e-4),
+        "bits_per_byte_error": pytest.approx(error * ratio, rel=1e-4),
+    }
     assert "loss_error" not in task.evaluate(model, iter([collate(items[:1])]))
 
 
@@ -161,7 +149,6 @@ def test_log_likelihood_does_not_depend_on_the_padding(task: LanguageTask) -> No
 
 @dataclass(frozen=True)
 class Ending:
-    context: str
     good: str
     bad: str
 
@@ -169,11 +156,8 @@ class Ending:
 def test_a_trained_model_prefers_what_it_has_read(folder: Path) -> None:
     task = LanguageTask(folder, model=ModelSection(layers=1, heads=2, width=16, context=32))
     model = model_of(task)
-    pairs = [
-        Ending("la niña", "la niña come", "la niña niña"),
-        Ending("el niño", "el niño come pan", "el niño pan come"),
-    ]
-    swapped = [Ending(pair.context, pair.bad, pair.good) for pair in pairs]
+    pairs = [Ending("la niña come", "la niña niña"), Ending("el niño come pan", "el niño pan come")]
+    swapped = [Ending(pair.bad, pair.good) for pair in pairs]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = task.data("train")
     batch = collate([data[number] for number in range(len(data))])
@@ -185,15 +169,5 @@ def test_a_trained_model_prefers_what_it_has_read(folder: Path) -> None:
     model.train()
     assert set(wins(model, task.tokenizer, pairs)) == {1.0}
     assert set(wins(model, task.tokenizer, swapped)) == {0.0}
-    assert wins(model, task.tokenizer, [Ending("x", "x", "x")]) == [0.5]
+    assert wins(model, task.tokenizer, [Ending("x", "x")]) == [0.5]
     assert model.training
-
-
-def test_a_sample_begins_with_its_prompt_and_repeats_itself(task: LanguageTask) -> None:
-    model = model_of(task)
-    sampling = Sampling(temperature=0.8, max_tokens=12, seed=3)
-    text = task.sample(model, prompt="la niña", sampling=sampling)
-    assert text.startswith("la niña")
-    assert len(text) > len("la niña")
-    assert task.sample(model, prompt="la niña", sampling=sampling) == text
-    assert task.sample(model, prompt="", sampling=sampling) != ""

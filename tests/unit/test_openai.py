@@ -25,47 +25,44 @@ MAX_ERRORS = 8
 """However long a list is: errors that are told by the million take seconds, and everybody waits."""
 SAID = {"messages": [{"role": "user", "content": "Hola"}]}
 WRONG: dict[str, list[Any]] = {
-    "model": [1, ["a"], {}, True],
-    "temperature": [-1, -1e-9, 100.5, 1e9, 1e999, -1e999, float("nan"), "x", [], {}],
-    "top_p": [0, -0.5, 1.0001, float("nan"), "x", []],
-    "top_k": [-2, 2**40, 1.5, 1.0, "4", True],
-    "n": [0, -1, MAX_CHOICES + 1, 10**6, 1.0, "2", True, []],
-    "seed": [2**63, -(2**63) - 1, 10**400, 1.5, "x"],
+    "model": [1, ["a"]],
+    "temperature": [-1e-9, 100.5, 1e999, float("nan"), "x"],
+    "top_p": [0, 1.0001, float("nan")],
+    "top_k": [-2, 2**40, 1.0, "4", True],
+    "n": [0, MAX_CHOICES + 1, 1.0, "2", True],
+    "seed": [2**63, -(2**63) - 1, 10**400, 1.5],
     "stop": [
-        1, {}, [1], [["a"]], [None], ["a", 1], "", [""], ["a", ""], ["a"] * (MAX_STOPS + 1), ["a"] * 100_000,
-        "x" * (MAX_STOP_CHARACTERS + 1), ["x" * 10**6],
+        1, [["a"]], ["a", 1], "", ["a", ""], ["a"] * 100_000, "x" * (MAX_STOP_CHARACTERS + 1), ["x" * 10**6],
+        ["a"] * (MAX_STOPS + 1),
     ],
-    "stream": ["x", 2, [], 0.5],
-    "stream_options": [1, [], {"include_usage": "x"}, {"include_usage": None}],
-    "presence_penalty": [-2.1, 2.1, float("nan"), "x", []],
-    "frequency_penalty": [-2.1, 2.1, 1e999, "x"],
-    "ignore_eos": ["x", 2],
-    "max_tokens": [-1, 10**9, 2**20 + 1, 1.5, 1.0, "x", "5", True, []],
-    "logit_bias": [{"50256": -100}, 1],
+    "stream": ["x", 2],
+    "stream_options": [1, {"include_usage": None}],
+    "presence_penalty": [-2.1, float("nan")],
+    "frequency_penalty": [2.1, 1e999],
+    "ignore_eos": ["x"],
+    "max_tokens": [-1, 2**20 + 1, 1.0, "5", True],
+    "logit_bias": [{"50256": -100}],
 }  # fmt: skip
 WRONG_COMPLETION: dict[str, list[Any]] = {
     **WRONG,
     "prompt": [
-        None, 1, {}, True, [None], [1.5], [-1], [2**31], [True], ["a", 1], [1, "a"], [[1], "a"], [[-1]], [[["a"]]],
-        [], ["a"] * (MAX_PROMPTS + 1), [[1]] * (MAX_PROMPTS + 1), "\ud800", ["\ud800"],
+        None, {}, True, [None], [-1], [2**31], [True], ["a", 1], [[1], "a"], [[-1]], [[["a"]]], [],
+        ["a"] * (MAX_PROMPTS + 1), [[1]] * (MAX_PROMPTS + 1), "\ud800", ["\ud800"],
     ],
-    "echo": ["x", 2],
-    "logprobs": [-1, 21, 10**6, 1.5, True, "1"],
-    "suffix": ["end", 1],
+    "echo": ["x"],
+    "logprobs": [-1, 21, True],
+    "suffix": ["end"],
     "best_of": [3],
 }  # fmt: skip
 WRONG_CHAT: dict[str, list[Any]] = {
-    **WRONG,
     "messages": [
-        None, [], {}, "a", [1], [{}], [{"role": "user"}], [{"content": "a"}], [{"role": "god", "content": "a"}],
-        [{"role": "user", "content": None}], [{"role": "user", "content": 1}], [{"role": "user", "content": {}}],
+        None, [], "a", [1], [{"role": "user"}], [{"content": "a"}], [{"role": "god", "content": "a"}],
+        [{"role": "user", "content": {}}], [{"role": "user", "content": "a"}] * 1001,
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
-        [{"role": "user", "content": [{"type": "text", "text": 1}]}],
-        [{"role": "user", "content": "a"}] * 1001,
     ],
-    "logprobs": [5, "x", []],
-    "top_logprobs": [-1, 21, 1.5, True],
-    "max_completion_tokens": [-1, 10**9, "x"],
+    "logprobs": [5],
+    "top_logprobs": [-1, 21, True],
+    "max_completion_tokens": [-1, 10**9],
     "tools": [[{"type": "function"}]],
     "functions": [[{}]],
     "response_format": [{"type": "json_object"}],
@@ -73,21 +70,18 @@ WRONG_CHAT: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def cases(wrong: dict[str, list[Any]]) -> list[Any]:
-    return [pytest.param(name, value, id=f"{name!r}={str(value)[:30]}") for name in wrong for value in wrong[name]]
+def cases(kind: type[Asked], wrong: dict[str, list[Any]]) -> list[Any]:
+    return [
+        pytest.param(kind, name, value, id=f"{name!r}={str(value)[:30]}") for name in wrong for value in wrong[name]
+    ]
 
 
-@pytest.mark.parametrize(("name", "value"), cases(WRONG_COMPLETION))
-def test_a_wrong_field_of_a_completion_is_named(name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [*cases(CompletionRequest, WRONG_COMPLETION), *cases(ChatRequest, WRONG_CHAT)]
+)
+def test_a_wrong_field_is_named(kind: type[Asked], name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        CompletionRequest.model_validate({"prompt": "Hola", name: value})
-    assert {error["loc"][0] for error in caught.value.errors()} == {name}
-
-
-@pytest.mark.parametrize(("name", "value"), cases(WRONG_CHAT))
-def test_a_wrong_field_of_a_chat_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        ChatRequest.model_validate({**SAID, name: value})
+        kind.model_validate({**({"prompt": "Hola"} if kind is CompletionRequest else SAID), name: value})
     assert {error["loc"][0] for error in caught.value.errors()} == {name}
 
 

@@ -27,8 +27,6 @@ OWN = psutil.net_if_addrs()["lo"][0].address
         ({"wsl": 2}, OUTER, "mirrored", "wsl-mirrored"),
         ({"wsl": 2}, OUTER, "bridged", "plain"),
         ({"wsl": 2}, INNER, None, "wsl-nat"),
-        ({"wsl": 2}, OUTER, None, "wsl-mirrored"),  # only the network of Windows has such an address
-        ({"wsl": 2}, "casa", None, "wsl-nat"),
         ({"container": "docker"}, "172.17.0.2", None, "container"),
         ({"container": "podman", "wsl": 2}, "172.17.0.2", None, "container"),  # Docker Desktop's, for one
         ({"container": "docker"}, OWN, None, "plain"),  # docker run --network host

@@ -118,6 +118,8 @@ def test_what_no_row_can_be(model: InferenceModel) -> None:
     rows = Rows(model, slots=1)
     with pytest.raises(ConfigError, match="outside of the model's vocabulary of 97"):
         rows.join(Row([VOCABULARY], WAYS[0]))
+    with pytest.raises(ConfigError, match="outside of the model's vocabulary of 97"):
+        rows.join(Row([-1], WAYS[0]))
     assert rows.free == 1
     assert Row([1], replace(WAYS[0], max_tokens=0)).reason == "length"
 

@@ -83,11 +83,8 @@ def test_a_task_may_import_what_lies_beside_it(tmp_path: Path) -> None:
     ("returned", "says"),
     [
         ("total", "returned tensor"),
-        ("(total, 3, 4)", r"returned \(tensor.*, 3, 4\)"),
-        ("(total.item(), 3)", r"returned \(-?\d"),
         ("(total.detach(), 3)", r"returned \(tensor\([^,]*\), 3\)"),
         ("(total.expand(2), 3)", r"returned \(tensor\(\["),
-        ("(total, 3.0)", r"3\.0\)"),
         ("(total, -1)", r"-1\)"),
     ],
 )

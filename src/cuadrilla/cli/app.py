@@ -21,8 +21,7 @@ from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import INSTEAD, VERBS
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
-from cuadrilla.host.memory import keep_freed_memory
-from cuadrilla.host.openmp import sleep_early
+from cuadrilla.host.process import keep_freed_memory, sleep_early
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
 from cuadrilla.user_file import MODULE_PREFIX

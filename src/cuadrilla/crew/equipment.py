@@ -11,7 +11,7 @@ import torch
 from cuadrilla.config import Config
 from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import read_facts
-from cuadrilla.host.memory import keep_freed_memory
+from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train import setup

@@ -27,7 +27,6 @@ VIRTUAL = re.compile(r"(?i)(veth|docker|br-|virbr|cni|flannel|cali|ifb|tun|tap|w
 OWN_NETWORKS = ipaddress.ip_network("fc00::/7")  # of IPv6: as 192.168.0.0/16 is of IPv4
 Reachability = Literal["plain", "wsl-nat", "wsl-mirrored", "container"]
 BEHIND_A_HOST = ("docker", "podman")  # system containers (lxc) are mostly on the LAN themselves
-WSL_NAT = ipaddress.ip_network("172.16.0.0/12")
 WSLINFO_SECONDS = 5.0
 HOST = "HOST_ADDRESS"  # to be replaced by who types it
 
@@ -111,18 +110,11 @@ def read_reachability(address: str, *, facts: Facts, cards: Path = Path("/sys/cl
     if facts.wsl != 2:
         return "plain"  # WSL1 has the network of Windows
     said = run(["wslinfo", "--networking-mode"], seconds=WSLINFO_SECONDS)
-    mode = said.text.lower() if said.ok else "nat" if _is_of_wsl(address) else "mirrored"
-    return "wsl-mirrored" if mode == "mirrored" else "plain" if mode == "bridged" else "wsl-nat"
+    placed: dict[str, Reachability] = {"mirrored": "wsl-mirrored", "bridged": "plain"}
+    return placed.get(said.text.lower(), "wsl-nat")  # also where there is no wslinfo: what WSL2 is without a setting
 
 
 def _is_of_host(address: str, cards: Path) -> bool:
     """Whether the address belongs to a real card, as with `docker run --network host`."""
     names = [name for name, own in addresses().items() if address in own]
     return any((cards / name / "device").exists() for name in names)
-
-
-def _is_of_wsl(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address) in WSL_NAT
-    except ValueError:
-        return True  # a name: WSL2's default it is

@@ -139,33 +139,29 @@ def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None)
         dotted = f"{capability[0]}.{capability[1]}"
         told = "PyTorch {version} has no kernels for compute capability {capability}"
         error, hint = Message(told, version=version, capability=dotted), install_hint(capability, driver)
-    return Device(
-        kind=kind,
-        index=row["index"],
-        name=row.get("name") or (kind == "mps" and chip) or Message("unknown"),
-        memory_bytes=row.get("memory_bytes"),
-        capability=capability,
-        driver=driver if kind == "cuda" else row.get("driver"),
-        torch_version=version,
-        gflops=row.get("gflops"),
-        error=error,
-        hint=hint,
-    )
+    named = {**row, "name": row.get("name") or (kind == "mps" and chip)}
+    return _accelerator(kind, named, said, driver=driver if kind == "cuda" else row.get("driver"), why=(error, hint))
 
 
 def _unseen(card: Row, index: int, said: ProbeAnswer, *, driver: str | None) -> Device:
     """A card that the driver sees and torch does not."""
-    error, hint = _why_unseen(said, _capability(card), driver)
+    why = _why_unseen(said, _capability(card), driver)
+    return _accelerator("cuda", {**card, "index": index}, said, driver=driver, why=why)
+
+
+def _accelerator(kind: Kind, row: Row, said: ProbeAnswer, *, driver: str | None, why: tuple[str | None, str]) -> Device:
+    """`why`: its error and what to do about it."""
     return Device(
-        kind="cuda",
-        index=index,
-        name=card.get("name") or Message("unknown"),
-        memory_bytes=card.get("memory_bytes"),
-        capability=_capability(card),
+        kind=kind,
+        index=row["index"],
+        name=row.get("name") or Message("unknown"),
+        memory_bytes=row.get("memory_bytes"),
+        capability=_capability(row),
         driver=driver,
         torch_version=said.first("torch").get("version"),
-        error=error,
-        hint=hint,
+        gflops=row.get("gflops"),
+        error=why[0],
+        hint=why[1],
     )
 
 

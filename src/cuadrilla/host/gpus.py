@@ -79,7 +79,8 @@ class Gpus:
             return []
         self._closed.clear()
         said = run(self._argv, seconds=TIMEOUT_SECONDS, stop=self._closed.is_set)
-        rows = parse_ioreg(said.text) if self._argv is IOREG else parse_cards(said.text)
+        told = [row["gpus"] for row in json_rows(said.text) if isinstance(row.get("gpus"), list)]
+        rows = parse_ioreg(said.text) if self._argv is IOREG else next(iter(told), None)
         self.is_silent = rows is None and not self._closed.is_set()
         if self.is_silent:
             self._pause_until = time.monotonic() + RETRY_SECONDS
@@ -89,12 +90,6 @@ class Gpus:
 def has_driver() -> bool:
     """Whether NVIDIA's driver is here. `nvidia-smi` alone proves nothing: our image for CPUs has one that says so."""
     return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not "C:..." in this folder
-
-
-def parse_cards(text: str) -> list[dict[str, Any]] | None:
-    """What the child says of each card; None if it says nothing."""
-    rows = [row["gpus"] for row in json_rows(text) if isinstance(row.get("gpus"), list)]
-    return rows[0] if rows else None
 
 
 def others_on(

@@ -75,16 +75,8 @@ class Sampler:
     def sample(self) -> Usage:
         """The machine now. Never raises; may take some seconds when a driver hangs, if nobody calls `close`."""
         found: dict[str, Any] = {}
-        for read in (
-            self._cpu,
-            self._memory,
-            self._own,
-            self._disk,
-            self._disk_rates,
-            self._network,
-            _heat,
-            self._battery,
-        ):
+        own = (self._cpu, self._memory, self._own, self._disk, self._disk_rates, self._network, self._battery)
+        for read in (*own, _heat):
             with suppress(*PSUTIL_ERRORS):
                 found |= read()
         return Usage(**found, gpus=self.gpus.sample())
@@ -153,10 +145,9 @@ def _heat() -> dict[str, Any]:
 
 def read_battery() -> tuple[float | None, bool | None]:
     """Percent, and whether the machine runs on it; None where there is none, or it does not say. Never raises."""
-    try:
+    found = None
+    with suppress(*PSUTIL_ERRORS):
         found = psutil.sensors_battery()
-    except PSUTIL_ERRORS:
-        return None, None
     if found is None:
         return None, None
     return found.percent, None if found.power_plugged is None else not found.power_plugged

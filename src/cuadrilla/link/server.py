@@ -31,7 +31,7 @@ import grpc
 
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
-from cuadrilla.host.descriptors import allow_descriptors
+from cuadrilla.host.process import allow_descriptors
 from cuadrilla.link import wire
 from cuadrilla.link.address import Address, check_free
 from cuadrilla.link.base import (

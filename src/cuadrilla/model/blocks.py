@@ -6,6 +6,7 @@ of a ResNet).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,21 +40,15 @@ def blocks_of(model: nn.Module, *, named: Sequence[str] = ()) -> list[nn.Module]
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
     """From now on the backward pass computes each block's activations again, from its input and with the same random
-    numbers; names of parameters stay, and so do all results."""
+    numbers; names of parameters stay, and so do all results. A copy of the model holds the copied blocks."""
     for block in blocks:
-        setattr(block, "forward", _Recomputed(block.forward))  # noqa: B010  a method, as far as mypy knows
+        setattr(block, "forward", partial(_recomputed, block.forward))  # noqa: B010  a method, as far as mypy knows
 
 
-class _Recomputed:
-    """A block's `forward`. An object, since a copy of the model copies it, too, and then holds the copied block."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
-        return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _members(module: nn.Module) -> list[nn.Module]:

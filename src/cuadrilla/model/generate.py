@@ -8,29 +8,17 @@ import codecs
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
+from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.inference import InferenceModel, for_inference
+from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 
 MAX_ROWS = 64
 """That are continued at the same time: more take memory, and are hardly faster."""
 REPLACEMENT = "\ufffd"
-
-
-class TextTokenizer(Protocol):
-    """What is needed of `data.tokenizer.Tokenizer`."""
-
-    end_of_text: int
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def bytes_of(self, token: int) -> bytes: ...
 
 
 def generate(
@@ -78,11 +66,12 @@ def _check(row: Row) -> None:
 
 def _rows_for(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Rows:
     longest = max(len(row.tokens) + row.sampling.max_tokens for row in all_rows)
-    return Rows(for_inference(model), slots=min(len(all_rows), MAX_ROWS), capacity=longest)
+    ready = model if isinstance(model, InferenceModel) else InferenceModel(model)
+    return Rows(ready, slots=min(len(all_rows), MAX_ROWS), capacity=longest)
 
 
 def generate_text(
-    model: GPT2 | InferenceModel, tokenizer: TextTokenizer, prompt: str, *, sampling: Sampling
+    model: GPT2 | InferenceModel, tokenizer: Tokenizer, prompt: str, *, sampling: Sampling
 ) -> Generator[str, None, Reason]:
     """Continue a text in pieces; ends at the end-of-text token too. An empty prompt begins a new document."""
     stop_ids = (*sampling.stop_ids, tokenizer.end_of_text)
@@ -107,10 +96,10 @@ def generate_text(
 class TextStream:
     """Turns ids into text as they come. After `stopped`, nothing more is to be pushed."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._decoder = whole_characters()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back what is no whole character yet
         self._held = ""
         self.stopped = False
 
@@ -135,11 +124,6 @@ class TextStream:
         cut = len(self._held) - keep
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
-
-
-def whole_characters() -> codecs.IncrementalDecoder:
-    """Holds the bytes of a character back until it is whole; what is none becomes U+FFFD."""
-    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def _overlap(text: str, stop: str) -> int:

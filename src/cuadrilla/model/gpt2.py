@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cuadrilla.model.kernels import (
-    Taught,
+    SoftTargets,
     attend_in_blocks,
     chunked_cross_entropy,
     cross_entropies,
@@ -120,7 +120,7 @@ class Attention(nn.Module):
                 q_BHTD, k_BHTD, v_BHTD, is_causal=True, dropout_p=dropout, scale=self.scale
             )
         y_BTC: Tensor = self.c_proj(y_BHTD.transpose(1, 2).flatten(2))
-        return dropped(y_BTC, p=dropout)
+        return F.dropout(y_BTC, self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -134,7 +134,7 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         y_BTC: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTC), approximate=self.approximate))
-        return dropped(y_BTC, p=self.dropout if self.training else 0.0)
+        return F.dropout(y_BTC, self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -206,15 +206,13 @@ class GPT2(nn.Module):
         With `teachers`, models of the same tokens, `share` of it is the cross-entropy with their mean probabilities.
         """
         x_BTC, head_VC = self.read(ids_BT)
-        taught = None
+        soft = None
         if teachers:
             with torch.no_grad():
                 read = [teacher.read(ids_BT) for teacher in teachers]
-            taught = Taught(share=share, x_NC=[x.flatten(0, 1) for x, _ in read], weight_VC=[head for _, head in read])
-        loss: Tensor = chunked_cross_entropy(
-            x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn, taught=taught
-        )
-        return loss
+            heads = [head.to(x.dtype) for x, head in read]
+            soft = SoftTargets(share=share, x_NC=[x.flatten(0, 1) for x, _ in read], weight_VC=heads)
+        return chunked_cross_entropy(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn, soft=soft)
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The cross-entropy (nats) of every target `(B, T)`, 0 where it is -100. Without gradient."""
@@ -241,12 +239,7 @@ class GPT2(nn.Module):
         wpe_TC = self.transformer.wpe.weight
         position_TC = wpe_TC[: ids_BT.shape[1]] if positions_BT is None else F.embedding(positions_BT, wpe_TC)
         x_BTC = (token_BTC + position_TC).to(self.compute_dtype)
-        dropout = self.config.dropout if self.training else 0.0
-        x_BTC = dropped(x_BTC, p=dropout)
+        x_BTC = F.dropout(x_BTC, self.config.dropout, self.training)
         for block in self.transformer.h:
             x_BTC = block(x_BTC, attend)
         return self.transformer.ln_f(x_BTC), head_VC
-
-
-def dropped(x: Tensor, *, p: float) -> Tensor:
-    return F.dropout(x, p) if p else x

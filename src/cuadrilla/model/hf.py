@@ -24,16 +24,19 @@ from torch import Tensor
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
-from cuadrilla.model.unpickle import read_pickled
-from cuadrilla.model.weights import AGAIN, WEIGHTS, read_tensors, replacing, weights_of
+from cuadrilla.model.weights import PICKLES, WEIGHTS, read_pickled, read_tensors, replacing, weights_of
 from cuadrilla.rundir import write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-PICKLES = (".bin", ".pt", ".pth")
 PREFIX = "transformer."
-HEAD = "lm_head.weight"
 MAX_REASON = 500
 
+_NAMES = {
+    "vocab_size": "vocab_size", "context": "n_positions", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
+    "epsilon": "layer_norm_epsilon", "scale_attention": "scale_attn_weights",
+    "scale_by_layer": "scale_attn_by_inverse_layer_idx", "tied": "tie_word_embeddings",
+}  # fmt: skip
+"""Fields of `GPT2Config` as config.json has them."""
 _TRANSPOSED = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 _BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks that old versions stored
 _EXACT_GELU = ("gelu", "gelu_python")
@@ -128,7 +131,7 @@ def state_from_hf(tensors: Mapping[str, Tensor], *, tied: bool = True) -> dict[s
     return {
         key: (value.t() if _TRANSPOSED.search(key) and value.dim() == 2 else value).float().contiguous()
         for key, value in named.items()
-        if not _BUFFER.search(key) and not (tied and key == HEAD)
+        if not _BUFFER.search(key) and not (tied and key == "lm_head.weight")
     }
 
 
@@ -145,17 +148,9 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
             hint='other models are trained with [task] kind = "file"',
         ) from error
     return GPT2Config(
-        vocab_size=found.vocab_size,
-        context=found.n_positions,
-        layers=found.n_layer,
-        heads=found.n_head,
-        width=found.n_embd,
+        **{ours: getattr(found, theirs) for ours, theirs in _NAMES.items()},
         inner=0 if found.n_inner in (None, INNER * found.n_embd) else found.n_inner,
         exact_gelu=found.activation_function in _EXACT_GELU,
-        epsilon=found.layer_norm_epsilon,
-        scale_attention=found.scale_attn_weights,
-        scale_by_layer=found.scale_attn_by_inverse_layer_idx,
-        tied=found.tie_word_embeddings,
     )
 
 
@@ -163,22 +158,11 @@ def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, An
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.context,
+        **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
         "n_ctx": config.context,
-        "n_embd": config.width,
-        "n_layer": config.layers,
-        "n_head": config.heads,
         "n_inner": config.inner or None,
         "activation_function": "gelu" if config.exact_gelu else "gelu_new",
-        "layer_norm_epsilon": config.epsilon,
-        "scale_attn_weights": config.scale_attention,
-        "scale_attn_by_inverse_layer_idx": config.scale_by_layer,
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "attn_pdrop": config.dropout,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": config.tied,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "dtype": "float32",
@@ -199,13 +183,9 @@ def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except OSError as error:
-        hint = "name a folder with config.json and model.safetensors"
-        raise CheckpointError(
-            "cannot read {path}: {reason}", path=path, reason=error.strerror or error, hint=hint
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError("{path} is not JSON: {reason}", path=path, reason=error, hint=AGAIN) from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason, hint = getattr(error, "strerror", None) or error, "name a folder with config.json and model.safetensors"
+        raise CheckpointError("cannot read {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

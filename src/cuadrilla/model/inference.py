@@ -82,11 +82,6 @@ class InferenceModel:
         return logits_NV.float()
 
 
-def for_inference(model: GPT2 | InferenceModel) -> InferenceModel:
-    """A copy that generates fast; one that is such a copy stays."""
-    return model if isinstance(model, InferenceModel) else InferenceModel(model)
-
-
 class PackedLinear(nn.Module):
     """A product with a weight in the order in which oneDNN reads it fastest.
 

@@ -74,12 +74,6 @@ class _OneDNNLinear(torch.autograd.Function):
         )
 
 
-def _product(a: Tensor, b: Tensor, onednn: bool) -> Tensor:
-    """`a @ b` of two matrices, without gradient."""
-    by_onednn = onednn and a.dtype == torch.float32 and has_onednn(a.device, a.dtype)
-    return onednn_linear(a, b.mT, None) if by_onednn else a @ b
-
-
 class _Embed(torch.autograd.Function):
     """Look ids up and hand the same weight on to the head.
 
@@ -174,7 +168,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught:
+class SoftTargets:
     """What teachers have read of the same rows: last hidden states `(N, C)` and head `(V, C)` of each.
 
     `share` of a row's loss is the cross-entropy with the mean of their probabilities (Hinton et al. 2015, arXiv
@@ -187,23 +181,20 @@ class Taught:
 
     def probabilities(self, start: int, end: int, onednn: bool) -> Tensor:
         """Probabilities of rows `start` to `end`, `(R, V)` in fp32."""
-        sums_RV: Tensor | None = None
-        for x_NC, weight_VC in zip(self.x_NC, self.weight_VC, strict=True):
-            logits_RV = _product(x_NC[start:end], weight_VC.to(x_NC.dtype).mT, onednn).float()
-            p_RV = torch.softmax(logits_RV, -1)
-            sums_RV = p_RV if sums_RV is None else sums_RV.add_(p_RV)
-        assert sums_RV is not None
+        read = zip(self.x_NC, self.weight_VC, strict=True)
+        all_logits_RV = (linear(x_NC[start:end], weight_VC, onednn=onednn).float() for x_NC, weight_VC in read)
+        sums_RV = functools.reduce(Tensor.add_, (torch.softmax(logits_RV, -1) for logits_RV in all_logits_RV))
         return sums_RV.div_(len(self.x_NC))
 
 
 def chunked_cross_entropy(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, taught: Taught | None = None
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, soft: SoftTargets | None = None
 ) -> Tensor:
     """SUM of the cross-entropies of `x @ weight.T` against the targets that are not -100. Scalar, fp32."""
     if not torch.is_grad_enabled():
-        assert taught is None, "teachers are for training"
+        assert soft is None, "teachers are for training"
         return cross_entropies(x_NC, weight_VC, targets_N, onednn=onednn).sum()
-    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, onednn, taught)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, onednn, soft)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -213,7 +204,7 @@ def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onedn
     weight_VC = weight_VC.to(x_NC.dtype)
     losses_N = torch.empty(len(x_NC), device=x_NC.device)
     for start, end in _chunks(x_NC, len(weight_VC)):
-        logits_RV = _product(x_NC[start:end], weight_VC.mT, onednn).float()
+        logits_RV = linear(x_NC[start:end], weight_VC, onednn=onednn).float()
         losses_N[start:end] = F.cross_entropy(logits_RV, targets_N[start:end], reduction="none", ignore_index=IGNORED)
     return losses_N
 
@@ -238,7 +229,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, onednn: bool, taught: Taught | None
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, onednn: bool, soft: SoftTargets | None
     ) -> Tensor:
         vocab_size, num_rows = len(weight_VC), len(x_NC)
         head_VC = weight_VC.to(x_NC.dtype)
@@ -252,11 +243,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         losses_N1 = x_NC.new_empty(num_rows, 1, dtype=torch.float32)
         group = 0
         for start, end in chunks:
-            logits_RV = _product(x_NC[start:end], head_VC.mT, onednn).float()
+            logits_RV = linear(x_NC[start:end], head_VC, onednn=onednn).float()
             d_logits_RV = d_logits_MV[start - group : end - group]
-            lesson = None if taught is None else (taught.share, taught.probabilities(start, end, onednn))
-            losses_N1[start:end] = _losses(logits_RV, targets_N1[start:end], d_logits_RV, lesson)
-            d_x_NC[start:end] = _product(d_logits_RV, head_VC, onednn)
+            wanted_RV = None if soft is None else soft.probabilities(start, end, onednn)
+            share = 0.0 if soft is None else soft.share
+            losses_N1[start:end] = _losses(logits_RV, targets_N1[start:end], d_logits_RV, wanted_RV, share)
+            d_x_NC[start:end] = linear(d_logits_RV, head_VC.mT, onednn=onednn)
             if end - group == len(d_logits_MV) or end == num_rows:
                 _add_product(d_weight_VC, d_logits_MV[: end - group].mT, counted_x_NC[group:end], onednn)
                 group = end
@@ -272,16 +264,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _losses(
-    logits_RV: Tensor,
-    targets_R1: Tensor,
-    d_logits_RV: Tensor,
-    lesson: tuple[float, Tensor] | None,
+    logits_RV: Tensor, targets_R1: Tensor, d_logits_RV: Tensor, wanted_RV: Tensor | None, share: float
 ) -> Tensor:
     """The losses of one chunk `(R, 1)`; `d_logits_RV` receives the gradient.
 
-    `lesson`: the teachers' share of the loss, and their probabilities.
+    `wanted_RV`: the teachers' probabilities, which have this `share` of the loss.
     """
-    share, wanted_RV = lesson or (0.0, None)
     is_fp32 = d_logits_RV.dtype == torch.float32
     p_RV = torch.softmax(logits_RV, -1, out=d_logits_RV) if is_fp32 else torch.softmax(logits_RV, -1)
     log_normalizer_R1 = logits_RV.amax(-1, keepdim=True) - p_RV.amax(-1, keepdim=True).log()
@@ -300,4 +288,4 @@ def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor, onednn: bool) -> No
     """`sum += a @ b`, the sum in fp32, in slices: mixed dtypes make a CPU copy the whole product in fp32 first."""
     rows = len(sum_VC) if sum_VC.device.type != "cpu" else max(CHUNK_NUMBERS["cpu"] // sum_VC.shape[1], 1)
     for start in range(0, len(sum_VC), rows):
-        sum_VC[start : start + rows] += _product(a_VM[start : start + rows], b_MC, onednn)
+        sum_VC[start : start + rows] += linear(a_VM[start : start + rows], b_MC.mT, onednn=onednn)

@@ -34,8 +34,10 @@ from cuadrilla.model.task import Batch, TaskDefaults
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import file_sha256
 
-NATS_PER_BIT = 0.6931471805599453
+NATS_PER_BIT = math.log(2)
 PAIRS_PER_BATCH = 32
+SHARED = {"dropout", "inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied"}
+"""Fields that the section `model` and `GPT2Config` have in common."""
 
 
 class Sequences:
@@ -156,13 +158,7 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
         layers=layers,
         heads=heads,
         width=width,
-        dropout=section.dropout,
-        inner=section.inner,
-        exact_gelu=section.exact_gelu,
-        epsilon=section.epsilon,
-        scale_attention=section.scale_attention,
-        scale_by_layer=section.scale_by_layer,
-        tied=section.tied,
+        **section.model_dump(include=SHARED),
     )
 
 
@@ -172,10 +168,8 @@ def bits_per_byte(nats_per_token: float, split: Split) -> float:
 
 
 class Pair(Protocol):
-    """A minimal pair: two whole texts, of which the language allows `good` and not `bad`. Both begin with `context`."""
+    """A minimal pair: two whole texts, of which the language allows `good` and not `bad`."""
 
-    @property
-    def context(self) -> str: ...
     @property
     def good(self) -> str: ...
     @property
@@ -208,10 +202,8 @@ def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[floa
 def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[float]:
     """For each pair 1 if the model finds `good` likelier, 0 if `bad`, 0.5 for a tie.
 
-    Whole texts are compared, after an end-of-text token, as at the beginning of a document. (As both begin with the
-    same context, this compares the endings, but for tokens that lie across the boundary.)
+    Whole texts are compared, after an end-of-text token, as at the beginning of a document.
     """
-    assert pairs, "no pairs to compare"
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = [[tokenizer.end_of_text, *ids] for ids in tokenizer.encode_batch(texts)]
     order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))

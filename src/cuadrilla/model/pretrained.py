@@ -1,7 +1,7 @@
 """Models that others have trained, as they are published: a GPT-2's weights, sizes and tokenizer, checked.
 
-Weights are safetensors, whole or in parts (`weights.py`); a pickle only if its owner trusts its maker
-(`unpickle.py`). Sizes are those of the config.json beside them.
+Weights are safetensors, whole or in parts; a pickle only if its owner trusts its maker (`weights.py`). Sizes are those
+of the config.json beside them.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from cuadrilla.data.tokenizer import Tokenizer, tokenizer_json
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.hf import PICKLES, load_hf, require_rows, save_hf
-from cuadrilla.model.weights import files_of, weights_of
+from cuadrilla.model.hf import load_hf, require_rows, save_hf
+from cuadrilla.model.weights import PICKLES, files_of, weights_of
 from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000

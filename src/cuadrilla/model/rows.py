@@ -189,24 +189,29 @@ class Rows:
 
 
 def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | None]]:
-    """The next token of each, as it samples; those that sample alike are chosen for at once."""
-    finite = logits_BV.amax(-1).isfinite().tolist()
-    wanted = [place for place, row in enumerate(rows) if finite[place] and row.sampling.max_tokens]
-    tokens = _sampled([rows[place] for place in wanted], logits_BV if len(wanted) == len(rows) else logits_BV[wanted])
-    found: dict[int, int] = dict(zip(wanted, tokens, strict=True))
+    """The next token of each, as it samples; None for one that ends without."""
+    finite_B = logits_BV.amax(-1).isfinite()
+    logits_BV[~finite_B] = 0.0  # so that something can be drawn, which is not taken
+    scored = [place for place, row in enumerate(rows) if row.num_top is not None]
+    raw = dict(zip(scored, logits_BV[scored], strict=True)) if scored else {}  # a copy, which penalties leave alone
     chosen: list[tuple[Row, int | None]] = []
+    tokens, is_finite = _sampled(rows, logits_BV), finite_B.tolist()
     for place, row in enumerate(rows):
-        if place in found:
-            chosen.append((row, row.take(found[place])))
+        taken = None
+        if not is_finite[place]:
+            row.reason = "error"
+        elif not row.sampling.max_tokens:
+            row.reason = "length"
         else:
-            row.reason = "length" if finite[place] else "error"
-            chosen.append((row, None))
+            taken = row.take(tokens[place])
+        if taken is not None and place in raw:
+            row.scores += _scores(raw[place][None], [taken], num_top=row.num_top or 0)
+        chosen.append((row, taken))
     return chosen
 
 
 def _sampled(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
-    scored = [place for place, row in enumerate(rows) if row.num_top is not None]
-    raw_PV = logits_BV[scored] if scored else logits_BV  # a copy, which penalties leave alone
+    """A token of each; those that sample alike are chosen for at once."""
     for row, logits_V in zip(rows, logits_BV, strict=True):
         row.penalize(logits_V)
 
@@ -222,10 +227,6 @@ def _sampled(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
         ids_B = choose(logits, sampling=rows[places[0]].sampling, draws_B=draws_B)
         for place, token in zip(places, ids_B.tolist(), strict=True):
             tokens[place] = token
-    for place, logits_V in zip(scored, raw_PV, strict=False):
-        row = rows[place]
-        if tokens[place] not in row.sampling.stop_ids:
-            row.scores += _scores(logits_V[None], [tokens[place]], num_top=row.num_top or 0)
     return tokens
 
 

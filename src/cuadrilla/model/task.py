@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ class TaskDefaults:
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, its loss and its data. Identical on every node."""
+    """A model, its loss and its data. Identical on every node. One with a `predict` can be served (docs/serving.md)."""
 
     defaults: TaskDefaults
 
@@ -59,18 +59,6 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         """Measures over held-out batches; "loss" is the one to minimise. NAME_error is the standard error of NAME."""
-
-
-@runtime_checkable
-class Predicting(Protocol):
-    """A task that can be asked, by `cuadrilla serve` and otherwise.
-
-    What it takes and gives is read from the annotations of its own `predict`: `inputs: list[In]` and `-> list[Out]`, of
-    classes of pydantic, dataclasses or plain types.
-    """
-
-    def predict(self, model: nn.Module, inputs: list[Any]) -> list[Any]:
-        """An output for each input; the model is in evaluation mode, and nothing needs gradients."""
 
 
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:

@@ -2,7 +2,8 @@
 
     model.safetensors        model-00001-of-00002.safetensors ...  model.safetensors.index.json
 
-Nothing is ever unpickled here (`unpickle.py` does it for who asks for it).
+The one place where a pickle is opened, too: `read_pickled`, for who trusts its author, by torch's restricted reader
+(`weights_only=True` builds tensors and plain values only, and refuses every other name).
 """
 
 import json
@@ -11,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
@@ -21,13 +25,17 @@ from cuadrilla.rundir import storage_errors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth")
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Where training programs put the weights beside other things."""
 AGAIN = "copy the original again"
+READING_ERRORS = (UnpicklingError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, OSError)
+MAX_REASON = 300
 
 
 def weights_of(folder: Path) -> Path:
     """The file to read a folder's weights from: `WEIGHTS` (there or not), or the `INDEX` of its parts."""
-    is_whole = (folder / WEIGHTS).exists() or not (folder / INDEX).exists()
-    return folder / (WEIGHTS if is_whole else INDEX)
+    return folder / (INDEX if (folder / INDEX).exists() and not (folder / WEIGHTS).exists() else WEIGHTS)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -57,6 +65,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 "{path} is not a complete safetensors file ({reason})", path=file, reason=error, hint=AGAIN
             ) from error
     return tensors
+
+
+def read_pickled(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a torch file. Raises CheckpointError with torch's reason."""
+    try:
+        return weights_in(torch.load(path, map_location="cpu", weights_only=True))
+    except READING_ERRORS as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise CheckpointError(
+            "{path} cannot be read: {reason}",
+            path=path,
+            reason=next((line for line in lines if "unsupported" in line.lower()), lines[-1])[:MAX_REASON],
+            hint="only tensors and plain values are read; ask its author for safetensors",
+        ) from error
+
+
+def weights_in(value: Any) -> dict[str, Tensor]:
+    """The named tensors of what a torch file held. Raises ValueError if there are none."""
+    for inner in (value, *(value.get(key) for key in NESTED)) if isinstance(value, dict) else ():
+        if isinstance(inner, dict):
+            found = {key: tensor for key, tensor in inner.items() if isinstance(tensor, Tensor)}
+            if found and all(isinstance(key, str) for key in found):
+                return found
+    raise ValueError("it holds no named tensors")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ Invariants
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -18,8 +17,6 @@ from dataclasses import dataclass, field
 
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.serve.edge import Refusal
-
-MAX_WAIT_SECONDS = 60
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,6 @@ Progress = tuple[Row, int | None, Reason | None]
 class Call:
     """Rows that somebody waits for: `steps` has what comes of each, until all have ended."""
 
-    rows: Sequence[Row]
     arrived: float = field(default_factory=time.perf_counter)
     steps: "asyncio.Queue[Progress]" = field(default_factory=asyncio.Queue)
 
@@ -47,7 +43,6 @@ class Batcher:
         """The calls of all rows that have not ended."""
         self._left: set[Row] = set()
         self._closing = False
-        self.rate = Rate()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="batcher")
         self._thread.start()
@@ -62,7 +57,7 @@ class Batcher:
 
     def submit(self, rows: Sequence[Row]) -> Call:
         """All of them, or none. Raises Refusal when so many more cannot wait."""
-        call = Call(rows)
+        call = Call()
         for row in rows:
             if row.reason is not None:  # nothing is to be generated
                 call.steps.put_nowait((row, None, row.reason))
@@ -86,7 +81,7 @@ class Batcher:
         if self._closing:
             raise Refusal(503, "the service is ending", code="draining", Retry_After="1")
         if number and len(self._calls) + number > most:
-            raise Refusal(429, "too many calls wait already", code="overloaded", Retry_After=str(self._patience()))
+            raise Refusal(429, "too many calls wait already", code="overloaded", Retry_After="1")
 
     def end(self) -> None:
         """Rows at hand end with the reason `error`, at once; nothing more is taken."""
@@ -102,11 +97,6 @@ class Batcher:
         self.end()
         await asyncio.to_thread(self._thread.join)
 
-    def _patience(self) -> int:
-        """Seconds after which a slot is likely to be free."""
-        ahead = sum(row.sampling.max_tokens for row in self._calls)
-        return math.ceil(min(ahead / max(self.rate.value, 1e-3) / 2 + 1, MAX_WAIT_SECONDS))
-
     def _work(self) -> None:
         try:
             while self._take_in():
@@ -116,7 +106,6 @@ class Batcher:
                 self._loop.call_soon_threadsafe(self.end)
 
     def _step(self) -> None:
-        began = time.perf_counter()
         try:
             chosen = self._rows.step()
         except RuntimeError as error:  # torch's: out of memory
@@ -133,7 +122,6 @@ class Batcher:
                 if row.reason is not None:
                     del self._calls[row]
                     self._left.discard(row)
-        self.rate.add(sum(step[1] is not None for _, step in told), time.perf_counter() - began)
         self._tell(told)
 
     def _take_in(self) -> bool:
@@ -161,19 +149,3 @@ class Batcher:
 
         if told and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(hand_over)
-
-
-class Rate:
-    """Tokens a second of work, where work of a second ago counts half."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    @property
-    def value(self) -> float:
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        kept = 0.5**seconds
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + seconds

@@ -15,7 +15,7 @@ from typing import Any, cast
 import uvicorn
 
 from cuadrilla.errors import ConfigError, LinkError
-from cuadrilla.host.descriptors import allow_descriptors
+from cuadrilla.host.process import allow_descriptors
 from cuadrilla.link.address import Address
 from cuadrilla.serve.edge import Application
 

@@ -27,7 +27,6 @@ class Meters:
         self._slots = self._gauge("slots", "Sequences that can be continued together.")
         self._busy_slots = self._gauge("busy_slots", "Sequences that are being continued.")
         self._waiting = self._gauge("waiting", "Sequences that wait for a slot.")
-        self._rate = self._gauge("tokens_per_second", "Generated while working, lately.")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"cuadrilla_{name}", text, labels, registry=self._registry)
@@ -43,7 +42,6 @@ class Meters:
         self._slots.labels(model).set(batcher.slots)
         self._busy_slots.labels(model).set_function(lambda: batcher.busy_slots)
         self._waiting.labels(model).set_function(lambda: batcher.waiting)
-        self._rate.labels(model).set_function(lambda: batcher.rate.value)
 
     def counting(self, app: Application) -> Application:
         """`app` with each of its calls counted, those that are refused included."""

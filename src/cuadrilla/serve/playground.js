@@ -23,8 +23,8 @@ class Failure extends Error {
 const BROKEN = _("The answer broke off: the connection was lost.");
 const FAILED = {
   401: _("The key is no longer right. Load the page again to type it."),
-  429: _("The service is full. Try again in {seconds} s."),
-  503: _("The service is not ready, or is ending. Try again in {seconds} s."),
+  429: _("The service is full. Try again in a moment."),
+  503: _("The service is not ready, or is ending. Try again in a moment."),
 };
 
 async function ask(path, body, signal) {
@@ -39,9 +39,8 @@ async function ask(path, body, signal) {
   if (answer.ok) return answer;
   const { status } = answer;
   const told = await answer.json().then((found) => found?.error ?? {}, () => ({})); // a proxy's error may be HTML
-  const seconds = Math.max(1, Number.parseInt(answer.headers.get("Retry-After"), 10) || 1);
   const detail = typeof told.message === "string" ? told.message : "";
-  throw new Failure(FAILED[status] ?? _("The service has answered with an error ({status})."), { values: { status, seconds }, detail });
+  throw new Failure(FAILED[status] ?? _("The service has answered with an error ({status})."), { values: { status }, detail });
 }
 
 /** The events of a completion, to its end. */

@@ -1,7 +1,10 @@
 """A task of one's own as a service: its `predict`, asked call by call in one thread.
 
-What a task takes and gives is read from the annotations of `predict`, and checked: an answer is what the task says it
-gives, in JSON. An error is in the log, and concerns the call whose inputs it was.
+    def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]
+
+An output for each input; the model is in evaluation mode, and nothing needs gradients. What a task takes and gives is
+read from these annotations (classes of pydantic, dataclasses, plain types), and checked: an answer is what the task
+says it gives, in JSON. An error is in the log, and concerns the call whose inputs it was.
 """
 
 import asyncio
@@ -16,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from cuadrilla.errors import TaskError
-from cuadrilla.model.task import Predicting
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.train.trained import Trained
 from cuadrilla.user_file import UsersCode
@@ -28,16 +30,14 @@ class Predictor:
     """A run's task with its model. Raises TaskError for a task that does not say what it takes and gives."""
 
     def __init__(self, name: str, trained: Trained) -> None:
-        task = trained.task
-        if not isinstance(task, Predicting):
-            raise TaskError(
-                "{task} has no predict(model, inputs)",
-                task=type(task).__name__,
-                hint="add one, as examples/mnist_cnn.py has it; docs/serving.md explains it",
-            )
-        self.name, self._task, self._trained = name, task, trained
+        about = {"task": type(trained.task).__name__}
+        self.name, self._trained = name, trained
+        self._task_predict: Any = getattr(trained.task, "predict", None)
+        if self._task_predict is None:
+            hint = "add one, as examples/mnist_cnn.py has it; docs/serving.md explains it"
+            raise TaskError("{task} has no predict(model, inputs)", **about, hint=hint)
         try:
-            hints = get_type_hints(task.predict, include_extras=True)
+            hints = get_type_hints(self._task_predict, include_extras=True)
             self._inputs: TypeAdapter[list[Any]] = TypeAdapter(hints["inputs"])
             self._outputs: TypeAdapter[Sequence[Any]] = TypeAdapter(hints["return"])
             self.schema: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ class Predictor:
         except (KeyError, NameError, TypeError, PydanticUserError) as error:
             raise TaskError(
                 "{task}.predict does not say what it takes and gives, or JSON cannot hold it: {problem}",
-                task=type(task).__name__,
+                **about,
                 problem=str(error).partition("\n")[0],
                 hint="annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]",
             ) from error
@@ -78,7 +78,7 @@ class Predictor:
         model, device = self._trained.model, self._trained.device
         with UsersCode():
             with torch.inference_mode(), self._trained.precision.around(model, device):
-                outputs = self._outputs.validate_python(list(self._task.predict(model, inputs)))
+                outputs = self._outputs.validate_python(list(self._task_predict(model, inputs)))
             if len(outputs) != len(inputs):
                 raise ValueError(f"predict gave {len(outputs)} outputs for {len(inputs)} inputs")
             found = {"model": self.name, "outputs": self._outputs.dump_python(outputs, mode="json")}
