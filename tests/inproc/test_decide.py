@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import cuadrilla
-from cuadrilla.api import _as_sets
 from cuadrilla.data.folder import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import read_run_file
+from cuadrilla.runfile import as_sets, leaves, read_run_file
 from cuadrilla.train.checkpoint import load_newest
 from tests.inside import cuadrilla as command
 from tests.runs import execute
@@ -140,7 +139,7 @@ def test_what_is_said_holds_and_the_rest_fits(
 ) -> None:
     made = {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK}
     cuadrilla.new_run(folder / name, made)
-    read = read_run_file(folder / name, sets=_as_sets(settings))
+    read = read_run_file(folder / name, sets=as_sets(leaves(settings)))
     config, _ = decide(read.config, RunDir(folder / name))
     assert (config.model.context, config.train.batch_sequences, config.train.unit_sequences) == sizes
 
