@@ -24,11 +24,11 @@ from bench.common import report as tell
 from tests.chromium import Browser, Tab
 from tests.watched import WrittenCrew, add_rows, rows_of
 
-SHOWN = (
+DRAWN = (
     "data.figures.x.length && data.shares.columns.size === {workers} && data.crew.length === {workers} && "
-    "document.querySelectorAll('.machines tbody tr').length === {workers}"
+    "document.querySelectorAll('#train canvas').length >= 4"
 )
-DRAWN = "document.querySelectorAll('#train canvas').length >= 4"
+SHOWN = "document.querySelectorAll('.machines tbody tr').length === {workers}"
 
 
 def write(folder: Path, *, workers: int, rounds: int) -> WrittenCrew:
@@ -43,11 +43,11 @@ def write(folder: Path, *, workers: int, rounds: int) -> WrittenCrew:
 def opened(tab: Tab, link: str, *, workers: int) -> dict[str, float]:
     began = time.perf_counter()
     tab.open(link)
+    tab.until(DRAWN.format(workers=workers))
+    curves = time.perf_counter() - began
+    tab.value("openTab('crew')")
     tab.until(SHOWN.format(workers=workers))
     crew = time.perf_counter() - began
-    tab.value("openTab('train')")
-    tab.until(DRAWN)
-    curves = time.perf_counter() - began
     heap = tab.call("Runtime.getHeapUsage")
     return {"crew_seconds": crew, "curves_seconds": curves, "heap_mb": heap["usedSize"] / 1e6}
 

@@ -59,10 +59,10 @@ async function follow(key) {
   }
 }
 
-let wanted = new Set();
-let isDrawing = false;
+let wanted = new Set(), isDrawing = false;
 
 function told(news) {
+  if (news.jobs?.length && tab === "train" && !data.figures.x.length) openTab("crew"); // nothing is trained in its folder
   for (const name of Object.keys(news)) wanted.add(name);
   if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
   showLive(FROZEN ? WRITTEN : LIVE);
