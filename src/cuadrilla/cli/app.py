@@ -133,9 +133,9 @@ def run() -> int:
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
         if options.debug:
             raise
-        told = _in_words(error)
-        report_error(told)
-        return told.exit_code
+        ours = _in_words(error)
+        report_error(ours)
+        return ours.exit_code
     return 0
 
 

@@ -12,6 +12,7 @@ from cuadrilla.data.prepare import Prepared, PrepareOptions, prepare
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.decide import block_weights, decide
+from cuadrilla.plan.predict import MachineSpec, predict_alone
 from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
 from cuadrilla.runfile import SIZES, make_run, resolve, run_file_text
@@ -106,7 +107,9 @@ def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) ->
 
     def rate(size: str, tokens: int) -> float:
         config, _ = decide(resolve(run_file_text(size, data=DATA, tokens=tokens)).config, run)
-        return measure(config, run.path).tokens_per_second
+        found = measure(config, run.path)
+        here = MachineSpec(name="here", tokens_per_second=found.tokens_per_second)
+        return predict_alone(here, found.work).tokens_per_second  # with the optimizer's steps
 
     weights = {size: block_weights(resolve(run_file_text(size, data=DATA)).config) for size in sizes}
     return choose(weights, text=text, seconds_left=lambda: deadline - time.monotonic(), rate=rate)
