@@ -52,6 +52,7 @@ def test_what_is_no_text_and_no_run_is_said(novel: Path, tmp_path: Path) -> None
     for words, said in (
         (("train", "nada"), "nada"),
         (("train", novel.name, "nada.txt"), "nada.txt is no text"),
+        (("train", "nada.txt", "--name", "mio"), "nada.txt is no text"),
         (("train", novel.name, "--time", "soon"), "is not a time"),
         (("train", novel.name, "--preset", "gpt2-huge"), "unknown preset"),
     ):

@@ -111,8 +111,8 @@ def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
     if prepared.skipped:
         names = ", ".join(prepared.skipped[:MAX_NAMES])
-        told = "skipped, no text that can be read: {names} ({number:,} in all)"
-        say(told, names=names, number=len(prepared.skipped))
+        template = "skipped, no text that can be read: {names} ({number:,} in all)"
+        say(template, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
     _emit_manifest(

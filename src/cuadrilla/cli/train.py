@@ -84,7 +84,7 @@ def train(
         explain_config()
         return
     began, words = time.monotonic(), what or ["run.toml"]
-    of_texts = is_text(words[0]) or len(words) > 1
+    of_texts = is_text(words[0]) or len(words) > 1 or bool(name or preset)
     if of_texts:
         run = run_of_texts(words, name=name, within=within, size=preset.removeprefix("gpt2-")).path
     else:
