@@ -211,8 +211,9 @@ class Place:
     machines: Sequence[Machine]
     cores: Sequence[float]
 
-    def limit(self) -> None:
-        for machine, cores in zip(self.machines, self.cores, strict=True):
+    def limit(self, number: int | None = None) -> None:
+        """To their quotas the first `number` machines, or all."""
+        for machine, cores in [*zip(self.machines, self.cores, strict=True)][:number]:
             assert machine.share is not None
             machine.share.limit(cores)
 
@@ -341,9 +342,8 @@ def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None =
         wait_for(lambda: not list(home.invites.glob("*.json")))  # the coordinator has taken it
         for number, machine in enumerate(there.machines, start=1):
             machine.start("join", "--name", f"m{number}", "--threads", "1", "--data", str(race.data), says=invite)
-            wait_for(lambda: joined(run) >= 1)
-        wait_for(lambda: joined(run) >= len(there.machines) or not lead.running())
-        there.limit()
+            wait_for(lambda expected=number: joined(run) >= expected or not lead.running())
+            there.limit(number)
         begun = rounds(run)
         with there.meter() as meter:
             while lead.running() and (loss is None or rounds(run) < begun + SETTLE + race.pace):

@@ -13,6 +13,8 @@ from pathlib import Path
 from tests.commands import COMMAND
 
 CTRL_C = b"\x03"
+MOVEMENT = r"\x1b\[[0-9;?]*[A-Za-z]"
+SPANISH = {"COLUMNS": "80", "LC_ALL": "es_ES.UTF-8"}
 OWN_TERMINAL = """
 import fcntl, os, sys, termios
 os.setsid()
@@ -24,12 +26,12 @@ os.execv(sys.argv[1], sys.argv[1:])
 class Terminal:
     """A command at a terminal of its own; what it has shown there, without colours and movements."""
 
-    def __init__(self, arguments: Sequence[str], *, cwd: Path, **environ: str) -> None:
+    def __init__(self, arguments: Sequence[str], *, cwd: Path, prefix: Sequence[str] = (), **environ: str) -> None:
         self._ours, theirs = pty.openpty()
         self._shown = bytearray()
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40", **environ}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OWN_TERMINAL, *COMMAND, *arguments],
+            [*prefix, sys.executable, "-c", OWN_TERMINAL, *COMMAND, *arguments],
             cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, text=True,
         )  # fmt: skip
         os.close(theirs)
@@ -40,7 +42,11 @@ class Terminal:
         return lambda: re.search(pattern, self.text()) is not None
 
     def text(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self._shown.decode(errors="replace"))
+        return re.sub(rf"{MOVEMENT}|\r", "", self._shown.decode(errors="replace"))
+
+    def lines(self) -> list[str]:
+        """Each as it was written, also those that others were written over."""
+        return re.split(r"[\r\n]+", re.sub(MOVEMENT, "", self._shown.decode(errors="replace")))
 
     def raw(self) -> bytes:
         """With all that a terminal obeys."""

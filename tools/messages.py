@@ -191,7 +191,7 @@ class Reader:
             yield self.found(node, template=inspect.cleandoc(text) if is_help else text)
         else:
             yield Found(NOTHING_TO_TRANSLATE, self.package, template=text)
-        lacking = placeholders(text) - fields if fields is not None and not is_help else set()
+        lacking = placeholders(text) - fields - {""} if fields is not None and not is_help else set()
         if lacking:
             yield self.found(node, problem=f"{text[:50]!r} is not given {', '.join(sorted(lacking))}")
 

@@ -8,13 +8,14 @@ import copy
 import logging
 import logging.handlers
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from cuadrilla.messages import language, shown, translated
-from cuadrilla.printable import printable
+from cuadrilla.printable import filled, printable
 
 TALK = {"talk": True}
 """`log.info(..., extra=TALK)`: not a warning, but a person should see it."""
@@ -47,7 +48,8 @@ class _Console(logging.StreamHandler[TextIO]):
         told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
             told.args = tuple(shown(value, reads) if isinstance(value, str) else value for value in record.args)
-        return ("" if _is_talk(record) else f"{record.levelname}: ") + printable(super().format(told))
+        text = ("" if _is_talk(record) else f"{record.levelname}: ") + printable(super().format(told))
+        return filled(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
 
 
 def _is_talk(record: logging.LogRecord) -> bool:

@@ -12,7 +12,9 @@ written as their number (`\u001b`), as JSON does it: JSON stays the same value, 
 """
 
 import re
+import textwrap
 
+_LABEL = re.compile(r"\w+ {2,}| +")
 _ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
@@ -30,3 +32,15 @@ def one_line(text: str, *, most: int | None = None) -> str:
 
 def _number(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
+
+
+def filled(text: str, width: int) -> str:
+    """Lines broken between words, below the first one's text where it has a label; a long path stays whole."""
+    broken = [
+        textwrap.fill(
+            line, width, subsequent_indent=" " * len(label[0]) if (label := _LABEL.match(line)) else "",
+            break_long_words=False, break_on_hyphens=False,
+        )
+        for line in text.splitlines()
+    ]  # fmt: skip
+    return "\n".join(broken)

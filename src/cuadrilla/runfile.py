@@ -25,7 +25,9 @@ from cuadrilla.rundir import RunDir, make_private, typed, write_atomic
 WANTED = {
     "missing": Message("Field required"),
     "int_type": Message("should be a valid integer"),
+    "int_parsing": Message("should be a valid integer"),
     "float_type": Message("should be a valid number"),
+    "float_parsing": Message("should be a valid number"),
     "string_type": Message("should be a valid string"),
     "bool_type": Message("should be a valid boolean"),
     "list_type": Message("should be a valid list"),
@@ -244,13 +246,13 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
         else "{name}: {key}: {problem} (given: {given!r})",
         name=name,
         key=key,
-        problem=_in_our_words(problem),
+        problem=in_our_words(problem),
         given=str(given)[:80],
         hint="`cuadrilla train --explain-config` explains each key",
     )
 
 
-def _in_our_words(problem: ErrorDetails) -> str:
+def in_our_words(problem: ErrorDetails) -> str:
     """Our own message, or that of pydantic: the frequent ones as templates, the others as they are."""
     match problem.get("ctx", {}):
         case {"error": ValueError(args=(Message() as message,))}:
@@ -319,9 +321,9 @@ def seen_from(run: Path, data: str) -> str:
     return os.path.relpath(data, run) if not (run / data).exists() and Path(data).exists() else data
 
 
-def run_file_text(size: str, *, data: str, tokens: int = 0) -> str:
-    """A commented run file for a language model of this size. `tokens`: 0 for what is usual."""
-    usual, batch = SIZES[size]
+def run_file_text(size: str, *, data: str, tokens: int) -> str:
+    """A commented run file for a language model of this size."""
+    _, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))
     return f"""\
@@ -338,7 +340,7 @@ folder = {folder}        # written by `cuadrilla data prepare`
 preset = "{size}"           # micro, mini, small (124M), medium, large, xl
 
 [train]
-tokens = {tokens or usual}           # or epochs = 3, or steps = 1000
+tokens = {tokens}           # or epochs = 3, or steps = 1000
 {said_batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
 # precision = "auto"        # bf16 where the machine multiplies it natively; the choice and its reason are printed
 # device = "auto"           # cuda, mps, xpu, cpu

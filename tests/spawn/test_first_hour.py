@@ -1,5 +1,6 @@
 """What a newcomer sees at a terminal: how long it will take, that it works, that Ctrl-C is heard, what still holds."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
 ) -> None:
     made = cuadrilla("new", "mio", "--preset", "gpt2-mini", "--data", str(stories), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
+    assert re.search(r"gpt2-mini takes about \d+ \w+ here\n.*gpt2-micro takes about", made.stderr)
 
     words = ("train", "mio", *ENDLESS, "--set", "train.batch_sequences=960")
     first = at_terminal(*words)

@@ -105,7 +105,7 @@ def test_the_same_input_gives_the_same_bytes_and_is_recognised(books, tmp_path):
     times = {path.name: path.stat().st_mtime_ns for path in one.iterdir()}
     again = prepare(books, out=one)
     assert again.returncode == 0
-    assert "already prepared" in again.stderr
+    assert "prepared already" in again.stderr
     assert {path.name: path.stat().st_mtime_ns for path in one.iterdir()} == times
 
 
@@ -317,7 +317,7 @@ def test_stats_add_up(books, tmp_path):
 
 
 def test_files_with_names_that_look_like_markup_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names are in errors, in what is skipped and in the table at the end. `[/x]` is a file in a folder."""
+    """Their names are in errors, in what is skipped and in the table of `stats`. `[/x]` is a file in a folder."""
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "obras [").mkdir()
     for name in ("Marianela [es].txt", "obras [/x].txt"):
@@ -325,10 +325,11 @@ def test_files_with_names_that_look_like_markup_are_prepared(tmp_path: Path, mon
     (tmp_path / "a\x1b[31m [b].pdf").write_text("x")
     done = cuadrilla("data", "prepare", tmp_path, "--out", tmp_path / "data", "--vocab", "300")
     assert done.returncode == 0, done.stderr
-    assert "/Marianela [es].txt " in done.stdout
-    assert "/obras [/x].txt " in done.stdout
+    table = cuadrilla("data", "stats", tmp_path / "data").stdout
+    assert "/Marianela [es].txt " in table
+    assert "/obras [/x].txt " in table
     assert "a\\u001b[31m [b].pdf" in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x1b" not in table + done.stderr
     missing = cuadrilla("data", "prepare", tmp_path / "obras [/y].txt", "--out", tmp_path / "data")
     assert missing.returncode == 4
     assert "obras [/y].txt" in missing.stderr

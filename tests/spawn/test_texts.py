@@ -1,11 +1,14 @@
 """`cuadrilla train TEXT…`: from a text to a model with one command."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.inside import cuadrilla
+from tests.terminal import SPANISH, Terminal
 
 WORDS = ("la casa", "el río", "una noche", "los caballos", "mi madre", "aquel día", "el camino", "la ciudad")
 
@@ -23,18 +26,30 @@ def novel(tmp_path: Path) -> Path:
     return path
 
 
+def typed(words: str, *, folder: Path) -> str:
+    """What a Spanish terminal of 80 columns has shown when the command has ended; no line is broken by the terminal."""
+    terminal = Terminal(shlex.split(words), cwd=folder, **SPANISH)
+    assert terminal.process.wait(timeout=200) == 0, terminal.text()
+    terminal.close()
+    assert len(widest := max(terminal.lines(), key=len)) <= 80, widest
+    return terminal.text()
+
+
 @pytest.mark.spawn
 @pytest.mark.thorough
 def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
-    done = cuadrilla("train", novel.name, "--time", "40s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    shown = typed(f"train '{novel.name}' --time 40s", folder=tmp_path)
     run = RunDir(tmp_path / "Mi-novela-gpt2")
-    for said in ("tokens to train on", "gpt2-micro reads the text", "done       in", "bits/byte", "generate"):
-        assert said in done.stderr
+    for said in ("tokens para entrenar", "gpt2-micro lee el texto", "listo      en", "bits/byte", "escribe:"):
+        assert said in shown
+    assert not re.search(r"\b(the|and|step|held-out|loss)\b", shown)
     rows = last_rows(run.metrics)
     assert rows[-1]["val_bits_per_byte"] < rows[0].get("val_bits_per_byte", 9)
     assert (run.path / "report.html").stat().st_size > 10_000
-    assert cuadrilla("generate", run.path.name, "La casa", "--tokens", "5", cwd=tmp_path).stdout.startswith("La casa")
+    advised = re.findall(r"cuadrilla (\w+ Mi-novela-gpt2)", shown)
+    assert [words.split()[0] for words in advised] == ["eval", "generate"]
+    assert "bits per byte" not in typed(advised[0], folder=tmp_path)
+    assert "\nLa casa" in typed(f"{advised[1]} 'La casa' --tokens 9", folder=tmp_path)
 
     again = cuadrilla("train", novel.name, "--time", "40s", cwd=tmp_path)
     assert again.returncode == 0, again.stderr

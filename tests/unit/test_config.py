@@ -128,14 +128,14 @@ def test_dump_and_toml_round_trip() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_file_that_new_writes_is_valid(size: str) -> None:
-    text = run_file_text(size, data="../datos de ñ")
+    text = run_file_text(size, data="../datos de ñ", tokens=1_000_000)
     assert resolve(text).config.model.preset == size
     assert tomllib.loads(text)["data"]["folder"] == "../datos de ñ"
 
 
 @given(st.text(min_size=1))
 def test_any_folder_that_new_is_given_is_what_the_file_says(data: str) -> None:
-    found = resolve(run_file_text("micro", data=data))
+    found = resolve(run_file_text("micro", data=data, tokens=1_000_000))
     assert found.config.data.folder == data.replace("\\", "/")
 
 

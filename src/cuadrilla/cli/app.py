@@ -11,11 +11,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import INSTEAD, VERBS
@@ -30,7 +32,27 @@ from cuadrilla.version import __version__
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
 EVERYWHERE = Message("--json, --debug and --lang en|es go with every command.")
+HELP = Message("Show this message and exit.")
+UsageError: Any = typer.BadParameter.__base__
+HEADINGS = {
+    "ARGUMENTS_PANEL_TITLE": Message("Arguments"),
+    "OPTIONS_PANEL_TITLE": Message("Options"),
+    "COMMANDS_PANEL_TITLE": Message("Commands"),
+    "DEFAULT_STRING": Message("[default: {}]"),
+    "REQUIRED_LONG_STRING": Message("[required]"),
+}
 log = logging.getLogger(__name__)
+
+
+class Root(typer.core.TyperGroup):
+    """Says that it was interrupted, of which Typer's says nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
 
 
 def _show_version(value: bool) -> None:
@@ -60,6 +82,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     """The root command with the verb that is called, or with the list of all: their modules cost a second to import."""
     app = typer.Typer(
         name="cuadrilla",
+        cls=Root,
         help="Train one model on all the machines you already own, and rehearse it on one.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -112,22 +135,28 @@ def run() -> int:
         arguments = _without_global_flags(sys.argv[1:])
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
-        elif arguments and arguments[0] in INSTEAD:
-            hint = "cuadrilla {instead}"
-            raise ConfigError("no command {word}", word=arguments[0], hint=hint, instead=INSTEAD[arguments[0]])
+        elif arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
+            close = get_close_matches(arguments[0], VERBS, 1) or ["--help"]
+            instead = INSTEAD.get(arguments[0], close[0])
+            raise ConfigError("no command {word}", word=arguments[0], hint="cuadrilla {instead}", instead=instead)
         command = typer.main.get_command(command_line(arguments or _completed()))
         translate_help(command, language())
-        command(arguments)
-    except SystemExit as leaving:  # how Typer ends
-        if isinstance(getattr(leaving.__context__, "__cause__", None), KeyboardInterrupt):  # of which it says nothing
-            say("interrupted")
+        if len(arguments) < 2 or "--help" in arguments:
+            translate_headings(language())
+        code = command(arguments, prog_name="cuadrilla", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # which has shown the help
+            report_error(_usage(error))
+        return ConfigError.exit_code
+    except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except CuadrillaError as error:
         if options.debug:
             traceback.print_exc()
         report_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # Typer's: nobody is there to answer a question
         say("interrupted")
         return INTERRUPTED_EXIT_CODE
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
@@ -136,7 +165,6 @@ def run() -> int:
         ours = _in_words(error)
         report_error(ours)
         return ours.exit_code
-    return 0
 
 
 def _without_global_flags(arguments: Sequence[str]) -> list[str]:
@@ -167,10 +195,38 @@ def translate_help(command: Any, reads: str) -> None:
         for name in ("help", "rich_help_panel"):
             if text := getattr(part, name, None):
                 setattr(part, name, translated(inspect.cleandoc(text), reads))
+    command.get_help_option(typer.Context(command)).help = translated(HELP, reads)
     if not getattr(command, "commands", None):
         command.epilog = translated(EVERYWHERE, reads)
     for inner in getattr(command, "commands", {}).values():
         translate_help(inner, reads)
+
+
+def translate_headings(reads: str) -> None:
+    """Typer's own words in its help."""
+    from typer import rich_utils
+
+    for name, said in HEADINGS.items():
+        setattr(rich_utils, name, translated(said, reads))
+
+
+def _usage(error: Any) -> ConfigError:
+    """What was typed wrongly, of which Typer speaks English."""
+    of = error.ctx.command_path if error.ctx else "cuadrilla"
+    hint = "{of} --help"
+    parameter = getattr(error, "param", None)
+    if option := getattr(error, "option_name", ""):
+        return ConfigError("{name}: no such option, or a value is missing", name=option, hint=hint, of=of)
+    if parameter is None:
+        return ConfigError("{reason}", reason=error.format_message(), hint=hint, of=of)
+    if not error.message:
+        return ConfigError("{name} is missing", name=parameter.get_error_hint(), hint=hint, of=of)
+    reason = error.message
+    if isinstance(cause := error.__cause__, ValidationError):
+        from cuadrilla.runfile import in_our_words
+
+        reason = in_our_words(cause.errors()[0])
+    return ConfigError("{name}: {reason}", name=parameter.get_error_hint(), reason=reason, hint=hint, of=of)
 
 
 def _in_words(error: Exception) -> CuadrillaError:

@@ -15,12 +15,15 @@ from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.rundir import typed
 
 if TYPE_CHECKING:
     from cuadrilla.data.executor import Workers
 
 MAX_ROWS = 20
 MAX_NAMES = 5
+LEFT_OUT = ("documents_", "filtered_", "records_")
+"""How the names of such counts in a manifest begin."""
 SOURCES_HELP = (
     "Files and folders (text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or"
     " .tar), or cuentos:N for N built-in stories."
@@ -104,7 +107,7 @@ def stats_command(
     """What a data folder holds: documents, bytes and tokens of each split, and its sources."""
     manifest = read_manifest(folder)
     verify_folder(folder, manifest, hashes=verify)
-    _emit_manifest(manifest, {"folder": str(folder), "manifest_hash": manifest.hash()})
+    _emit_manifest(manifest, folder=folder)
 
 
 def _report(prepared: Prepared, *, out: Path) -> None:
@@ -115,38 +118,39 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         say(template, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
-    _emit_manifest(
-        manifest,
-        {
-            "folder": str(out),
-            "already_prepared": prepared.already,
-            "skipped": list(prepared.skipped),
-            "manifest_hash": manifest.hash(),
-        },
-    )
+    if options.json:
+        head = {"already_prepared": prepared.already, "skipped": list(prepared.skipped)}
+        _emit_manifest(manifest, folder=out, head=head)
     say(
-        "{folder}: already prepared, nothing done ({tokens:,} tokens to train on)"
-        if prepared.already
-        else "{folder}: prepared ({tokens:,} tokens to train on)",
-        folder=out,
+        "{folder}: {tokens:,} tokens to train on, {held_out:,} held out; vocabulary {size:,}",
+        folder=typed(out),
         tokens=manifest.splits["train"].num_tokens,
+        held_out=manifest.num_held_out,
+        size=manifest.vocab_size,
     )
+    if left_out := sum(n for name, n in manifest.counts.items() if name.startswith(LEFT_OUT)):
+        say("{number:,} documents left out: copies of others, empty ones, or hardly text", number=left_out)
+    if prepared.already:
+        say("it was prepared already: nothing done")
+    say("\nnext: cuadrilla new my-gpt2 --data {folder}", folder=typed(out))
+    say("      cuadrilla data stats {folder}", folder=typed(out))
 
 
-def _emit_manifest(manifest: Manifest, head: Mapping[str, Any]) -> None:
+def _emit_manifest(manifest: Manifest, *, folder: Path, head: Mapping[str, Any] | None = None) -> None:
     splits = [_split_row(name, split) for name, split in manifest.splits.items()]
     by_source = [_source_row(source) for source in manifest.sources]
     if options.json:
-        tail = {"vocab_size": manifest.vocab_size, "dtype": manifest.dtype, "options": manifest.options}
-        emit_json({**head, **tail, "splits": splits, "sources": by_source, "counts": manifest.counts})
+        about = {"folder": str(folder), "manifest_hash": manifest.hash(), "vocab_size": manifest.vocab_size}
+        more = {"dtype": manifest.dtype, "options": manifest.options, "counts": manifest.counts}
+        emit_json({**about, **(head or {}), **more, "splits": splits, "sources": by_source})
         return
-    emit_table([_readable(row) for row in splits])
+    emit_table(splits)
     emit("")
-    shown = ("name", "documents", "val_documents", "bytes", "encoding")
-    emit_table([_readable({key: row[key] for key in shown}) for row in by_source], most=MAX_ROWS)
+    shown = ("name", "documents", "held_out_documents", "bytes", "encoding")
+    emit_table([{key: row[key] for key in shown} for row in by_source], most=MAX_ROWS)
     if manifest.counts:
         emit("")
-        emit_table([{"cleaning": name.replace("_", " "), "": f"{n:,}"} for name, n in manifest.counts.items()])
+        emit_table([{"cleaning": name.replace("_", " "), "number": number} for name, number in manifest.counts.items()])
     emit("")
     emit(
         "vocabulary {size:,} ({dtype}), manifest {hash}",
@@ -170,12 +174,8 @@ def _source_row(source: Source) -> dict[str, Any]:
     return {
         "name": source.name,
         "documents": sum(source.documents.values()),
-        "val_documents": source.documents.get("val", 0),
+        "held_out_documents": source.documents.get("val", 0),
         "bytes": source.num_bytes,
         "encoding": source.encoding,
         "licence": source.licence,
     }
-
-
-def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("_", " "): f"{value:,}" if isinstance(value, int) else value for key, value in row.items()}

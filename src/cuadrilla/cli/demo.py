@@ -139,7 +139,7 @@ def demo(
         "\ncurves, machines, samples: {page}\n"
         "done in {minutes:.1f} minutes. What to type next:\n"
         '  cuadrilla generate {folder} "Había una vez una niña"\n'
-        "  cuadrilla data prepare your-texts/ --out data && cuadrilla new my-gpt2 && cuadrilla train my-gpt2",
+        "  cuadrilla train your-texts/ --time 20m",
         page=typed(page),
         minutes=(time.monotonic() - began) / 60,
         folder=typed(folder),

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.model import Device, Newest, about
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import emit, emit_json, emit_table, named, options, say
 from cuadrilla.cli.stages import shown_progress
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
     from cuadrilla.train.eval_metrics import Figure
-    from cuadrilla.train.trained import LanguageModel
+    from cuadrilla.train.trained import LanguageModel, Trained
 
     Test = tuple[Message, Callable[[LanguageModel], Figure]]
     """What is measured alike for all language models."""
@@ -48,6 +48,7 @@ def evaluate(
     if len(models) == 1 and run is not None and not (text or pairs_file):
         trained = load_trained(run, device=device, newest=newest)
         say(about(trained))
+        _say_on_what(trained, sequences)
         result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=sequences)}
         if stories or pairs:
             result |= judged(trained, stories=stories, pairs=pairs)
@@ -63,6 +64,18 @@ def evaluate(
         )
     tests = _open_tests(models, texts=text or [], pairs=pairs, pair_files=pairs_file or [])
     _compare(models, tests, device=device, newest=newest)
+
+
+def _say_on_what(trained: "Trained", sequences: int) -> None:
+    """Why its figures are others than those of the training."""
+    total, then = len(trained.task.data("val")), trained.config.evaluate.sequences
+    if total:
+        say(
+            "on {number:,} of {total:,} held-out sequences; in training on {then:,}",
+            number=min(sequences or total, total),
+            total=total,
+            then=min(then or total, total),
+        )
 
 
 def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
@@ -84,7 +97,7 @@ def _show(result: dict[str, Any]) -> None:
         return
     emit_table(
         [
-            {"measure": key, "value": _shown(value, error=result.get(f"{key}_error"))}
+            {"measure": named(key), "value": _shown(value, error=result.get(f"{key}_error"))}
             for key, value in result.items()
             if not key.endswith("_error")
         ]
@@ -115,11 +128,11 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
             row["differences"] = differs
         emit_json(measured)
         return
-    sizes = {row["model"]: f"{row['parameters']:,}" for row in measured}
-    rows: list[dict[str, str]] = [{"measure": "parameters", "on": "", **sizes}]
+    sizes = {row["model"]: row["parameters"] for row in measured}
+    rows: list[dict[str, object]] = [{"measure": named("parameters"), "on": "", **sizes}]
     for same in zip(*figures, strict=True):
         shown = {row["model"]: _shown(each.value, error=each.margin) for row, each in zip(measured, same, strict=True)}
-        rows.append({"measure": same[0].name, "on": same[0].of, **shown})
+        rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
     emit_table(rows)
     for path, each in ((path, each) for path, differs in zip(paths, differences, strict=True) for each in differs):
         emit(
@@ -194,9 +207,11 @@ def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, A
     return rows
 
 
-def _shown(value: object, *, error: object = None) -> str:
+def _shown(value: object, *, error: object = None) -> object:
+    if isinstance(value, float) and isinstance(error, float):
+        return Message("{value:.4f} ± {error:.4f}", value=value, error=error)
     if isinstance(value, float):
-        return f"{value:.4f}" + (f" ± {error:.4f}" if isinstance(error, float) else "")
+        return Message("{value:.4f}", value=value)
     if isinstance(value, dict):
         return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
-    return str(value)
+    return value

@@ -79,7 +79,7 @@ def _row(fetched: "Fetched") -> dict[str, Any]:
     num_bytes = sum(record.num_bytes for record in fetched.records)
     shown: dict[str, Any] = {
         "file": f"{len(others) + 1:,} files" if others else str(fetched.folder / first.name),
-        "bytes": num_bytes if options.json else f"{num_bytes:,}",
+        "bytes": num_bytes,
         "sha256": first.sha256 if options.json else first.sha256[:12],
         "licence": first.licence,
         "state": "already there" if fetched.already else "fetched",

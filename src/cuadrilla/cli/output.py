@@ -18,10 +18,20 @@ from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.errors import CuadrillaError
-from cuadrilla.messages import Message, language, shown
-from cuadrilla.printable import one_line, printable
+from cuadrilla.messages import Message, language, shown, translated
+from cuadrilla.printable import filled, one_line, printable
 
 MAX_WIDTH = 10_000
+NAMES = (
+    Message("as fast as the best alone"), Message("bits per byte"), Message("bytes"), Message("bytes per token"),
+    Message("cleaning"), Message("default"), Message("documents"), Message("encoding"), Message("file"),
+    Message("held out documents"), Message("key"), Message("licence"), Message("loss"), Message("machine"),
+    Message("MB/s at the coordinator"), Message("meaning"), Message("measure"), Message("name"), Message("number"),
+    Message("on"), Message("origin"), Message("pairs right"), Message("parameters"), Message("reason"), Message("run"),
+    Message("share"), Message("state"), Message("step"), Message("stories right"), Message("tokens"), Message("value"),
+    Message("version"), Message("waiting"),
+)  # fmt: skip
+"""Of columns and measures."""
 
 
 @dataclass
@@ -46,7 +56,8 @@ class TalkConsole(Console):
         """Print a message in the person's language, any other text as it is: nothing finds anything in it to obey. A
         terminal that has gone away is no reason to fail."""
         with contextlib.suppress(OSError):
-            self.print(Text(printable(shown(text, language())), style=style))
+            text = printable(shown(text, language()))
+            self.print(Text(filled(text, self.width) if self.is_terminal else text, style=style))
 
 
 options = Options()
@@ -109,7 +120,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
     console = Console(file=stdout(), highlight=False)
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
-        table.add_column(_cell(column), overflow="fold", no_wrap=bool(folded) and column not in folded)
+        table.add_column(Text(named(column)), overflow="fold", no_wrap=bool(folded) and column not in folded)
     for row in rows[:most]:
         table.add_row(*map(_cell, row.values()))
     if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
@@ -133,9 +144,22 @@ def _lines(table: RenderableType, console: Console) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
+def named(key: str) -> str:
+    """What a column or a measure is called."""
+    words = key.replace("_", " ")
+    return translated(words, language()) if words in NAMES else _part(key)
+
+
 def _cell(value: object) -> Text:
     """Not a string: rich would take `[es]` in a file's name for markup, and `:book:` for a picture."""
-    return Text("" if value is None else _part(value if isinstance(value, str) else str(value)))
+    match value:
+        case None:
+            return Text()
+        case bool() | str():
+            return Text(_part(str(value) if isinstance(value, bool) else value))
+        case float():
+            return Text(_part(Message("{value:.4g}", value=value)))
+    return Text(_part(Message("{value:,}", value=value)))
 
 
 def report_error(error: CuadrillaError) -> None:

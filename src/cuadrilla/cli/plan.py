@@ -73,8 +73,8 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
         [
             {
                 "machine": _names(group),
-                "tokens/s": f"{group[0].tokens_per_second:,.0f}",
-                "share": f"{100 * best.shares.get(group[0].name, 0) / units:.1f} %",
+                "tokens/s": round(group[0].tokens_per_second),
+                "share": Message("{percent:.1f} %", percent=100 * best.shares.get(group[0].name, 0) / units),
             }
             for group in _alike(crew, best)
         ]
@@ -84,10 +84,10 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
         [
             {
                 "sync": _kind(each),
-                "tokens/s": f"{each.tokens_per_second:,.0f}",
-                "waiting": f"{100 * each.waiting:.0f} %",
-                "MB/s at the coordinator": f"{each.bytes_per_second / 1e6:.1f}",
-                "as fast as the best alone": f"{each.gain:.2f}",
+                "tokens/s": round(each.tokens_per_second),
+                "waiting": Message("{percent:.0f} %", percent=100 * each.waiting),
+                "MB/s at the coordinator": Message("{rate:.1f}", rate=each.bytes_per_second / 1e6),
+                "as fast as the best alone": Message("{gain:.2f}", gain=each.gain),
             }
             for each in predictions
         ]

@@ -44,7 +44,7 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
     make_private(run.path)
     prepared = _prepared([str(part) for text in texts for part in _here(text, run)], run)
     tokens = prepared.manifest.splits["train"].num_tokens
-    say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=_held_out(prepared))
+    say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=prepared.manifest.num_held_out)
     if run.run_file.exists():
         return run
     say("measuring  this machine: about ten seconds")
@@ -97,19 +97,19 @@ def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:
         raise DataError("{reason}", reason=error.message, hint=hint, run=typed(run.path)) from None
 
 
-def _held_out(prepared: Prepared) -> int:
-    split = prepared.manifest.splits.get("val")
-    return split.num_tokens if split else 0
+def speed_here(run: RunDir, run_file: str) -> tuple[float, int]:
+    """Tokens per second of this machine with the optimizer's steps, and the tokens to train on."""
+    from cuadrilla.train.measure import measure
+
+    config, _ = decide(resolve(run_file).config, run)
+    found = measure(config, run.path)
+    here = MachineSpec(name="here", tokens_per_second=found.tokens_per_second)
+    return predict_alone(here, found.work).tokens_per_second, found.total_tokens
 
 
 def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) -> SizeChoice:
-    from cuadrilla.train.measure import measure
-
     def rate(size: str, tokens: int) -> float:
-        config, _ = decide(resolve(run_file_text(size, data=DATA, tokens=tokens)).config, run)
-        found = measure(config, run.path)
-        here = MachineSpec(name="here", tokens_per_second=found.tokens_per_second)
-        return predict_alone(here, found.work).tokens_per_second  # with the optimizer's steps
+        return speed_here(run, run_file_text(size, data=DATA, tokens=tokens))[0]
 
-    weights = {size: block_weights(resolve(run_file_text(size, data=DATA)).config) for size in sizes}
+    weights = {size: block_weights(resolve(run_file_text(size, data=DATA, tokens=text)).config) for size in sizes}
     return choose(weights, text=text, seconds_left=lambda: deadline - time.monotonic(), rate=rate)

@@ -14,13 +14,15 @@ from cuadrilla.cli.config import AllowChanges, Sets, explain_config, show_config
 from cuadrilla.cli.output import emit_json, options, say, say_at_once
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
-from cuadrilla.cli.texts import is_text, run_of_texts
+from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
+from cuadrilla.data.folder import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
+from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
 from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text, seen_from
 
@@ -44,8 +46,24 @@ def new(
     size = preset.removeprefix("gpt2-")
     if size not in SIZES:
         raise ConfigError("unknown preset {preset}", preset=preset, hint="use gpt2-micro, gpt2-mini or gpt2-small")
-    made = make_run(name, run_file_text(size, data=seen_from(name, data)))
-    say("wrote {file}\n\nnext: cuadrilla train {run}", file=made.run_file, run=typed(made.run_file))
+    if (name / MANIFEST).exists():
+        raise ConfigError("{path} holds prepared data", path=name, hint="choose another name for the run")
+    folder = seen_from(name, data)
+    is_prepared = (name / folder / MANIFEST).exists()
+    text = read_manifest(name / folder).splits["train"].num_tokens if is_prepared else 0
+
+    def run_file(size: str) -> str:
+        usual, _ = SIZES[size]
+        return run_file_text(size, data=folder, tokens=min(usual, round(MANY_READINGS * text)) if text else usual)
+
+    made = make_run(name, run_file(size))
+    say("wrote {file}", file=typed(made.run_file))
+    if text:
+        say("measuring  this machine: about ten seconds")
+        for each in dict.fromkeys((size, *list(SIZES)[:1])):
+            speed, tokens = speed_here(made, run_file(each))
+            say("time       gpt2-{size} takes about {time} here", size=each, time=duration(tokens / speed))
+    say("\nnext: cuadrilla train {run}", run=typed(made.path))
 
 
 def train(
@@ -60,10 +78,12 @@ def train(
     batch: Annotated[int, typer.Option(min=0, help="train.batch_sequences: sequences in a step.")] = 0,
     lr: Annotated[float, typer.Option(min=0, help="optim.lr: the learning rate.")] = 0,
     within: Annotated[
-        str, typer.Option("--time", metavar="20m", help="Of texts: how long it may take in all, as in 90s or 1h30m.")
+        str, typer.Option("--time", metavar="20m", help="For texts: how long it may take in all, as in 90s or 1h30m.")
     ] = "20m",
-    name: Annotated[str, typer.Option("--name", help="Of texts: the run folder to make (TEXT-gpt2).")] = "",
-    preset: Annotated[str, typer.Option("--preset", help="Of texts: gpt2-micro, -mini or -small, not chosen.")] = "",
+    name: Annotated[str, typer.Option("--name", help="For texts: the run folder to make (TEXT-gpt2).")] = "",
+    preset: Annotated[
+        str, typer.Option("--preset", help="For texts: gpt2-micro, -mini or -small, not the one that fits the time.")
+    ] = "",
     allow_changes: AllowChanges = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
     practice: Annotated[

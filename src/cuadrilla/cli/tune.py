@@ -1,17 +1,16 @@
 """`cuadrilla tune`: a search for better settings, by trials that are runs."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
-from cuadrilla.cli.output import emit_table, options, say, say_at_once
+from cuadrilla.cli.output import emit_table, say, say_at_once
 from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
@@ -104,16 +103,12 @@ def _tell_end(searching: "Searching", ended: "Ended", score: float | None) -> No
     )
 
 
-def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
-
-
 def _report(searching: "Searching") -> None:
     """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
     from cuadrilla.tune.search import job_of
 
     rows = searching.table()
-    emit_table(rows if options.json else list(map(_readable, rows[:SHOWN_BEST])))
+    emit_table(rows, most=SHOWN_BEST)
     search, best = searching.search, searching.search.best
     if best is None and search.ended:
         say("\nall trials that have ended have failed; the reasons stand above")

@@ -72,6 +72,11 @@ class Manifest:
     options: dict[str, Option] = field(default_factory=dict)
     """What was asked of `data prepare`."""
 
+    @property
+    def num_held_out(self) -> int:
+        """Tokens."""
+        return self.splits["val"].num_tokens if "val" in self.splits else 0
+
     def hash(self) -> str:
         """sha256 of the canonical JSON."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

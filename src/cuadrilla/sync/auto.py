@@ -7,7 +7,7 @@ transfers: units by speed, one transfer in each round, and a window's moves `win
 round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
 longest window with a single lane, in up to `CREW_STEP` smaller steps for each of the run's, which teach more; nobody
 shares its line to the coordinator. It has to be better than that window, measured with all lanes, which is measured
-again as often as `PROBE_COST` allows.
+again as often as `PROBE_COST` allows; where one machine makes the rounds already, better than it promises.
 
 The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
 sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
@@ -34,6 +34,8 @@ BETTER = 1.03
 """A length must promise so much more than the present one."""
 UNTRIED = 1.25
 """The machine alone is tried once if it promises so much less: its measured speed is that of one which coordinates."""
+NEARLY_ALL = 0.95
+"""A round of which one machine computed such a part is its own: the others were measured, or too late."""
 MEMORY_SECONDS = 600.0
 """So long a measurement counts."""
 
@@ -205,7 +207,7 @@ class AutoRounds(Rounds):
             possible = lengths(work.rules.num_steps)
             tried.longest = possible[-1]
             self._note(work)
-            alone = [ALONE] if self._known(tried.longest, work) else []
+            alone = [ALONE] if self._known(tried.longest, work) or self._is_alone(work) else []
             values = {length: self._value(length, work) for length in (*possible, *alone)}
             best = max(values, key=values.__getitem__)
             if values[best] > BETTER * values.get(tried.present, 0.0):
@@ -241,6 +243,12 @@ class AutoRounds(Rounds):
             more = took.seconds - (work.crew.now - work.opened_at) / work.merged_steps
             memory = max(memory, more * self._steps(length) / PROBE_COST)
         return took if work.crew.now - took.at < memory else None
+
+    def _is_alone(self, work: Work) -> bool:
+        """Whether one machine makes the rounds already, and the longest windows were not tried with these members."""
+        took = self.tried.measured.get(self.tried.longest)
+        is_untried = took is None or took.members != work.crew.members.keys()
+        return is_untried and work.largest_part >= NEARLY_ALL
 
     def _value(self, length: int, work: Work) -> float:
         known, paces = self._known(length, work), self._paces(length, work)
