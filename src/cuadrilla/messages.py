@@ -96,22 +96,21 @@ def shown(text: str, language: str) -> str:
 
 def translated(template: str, language: str) -> str:
     """The template in this language, or itself."""
-    return _catalogue().get(template, template) if language == SPANISH else template
+    return catalogue().get(template, template) if language == SPANISH else template
 
 
-def language(environment: Mapping[str, str] = os.environ) -> str:
-    """The first of a person's languages that there is; English if none is."""
+def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = "") -> str:
+    """The first of a person's languages that there is, then of `otherwise`, a browser's; English if none is."""
     said = next((environment[name] for name in VARIABLES if environment.get(name)), "")
-    codes = (word[:2].lower() for word in said.split(":"))
+    codes = (word.strip()[:2].lower() for word in f"{said}:{otherwise}".replace(",", ":").split(":"))
     return next((code for code in codes if code in LANGUAGES), ENGLISH)
 
 
 @cache
-def _catalogue() -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for path in sorted(CATALOGUE.glob("*.json")):
-        found |= json.loads(path.read_text(encoding="utf-8"))
-    return found
+def catalogue() -> Mapping[str, str]:
+    """All translations."""
+    texts = (path.read_text(encoding="utf-8") for path in sorted(CATALOGUE.glob("*.json")))
+    return {template: translation for text in texts for template, translation in json.loads(text).items()}
 
 
 def _plain(value: object) -> Field:

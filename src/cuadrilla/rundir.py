@@ -47,6 +47,7 @@ class RunDir:
         self.lock = path / "lock"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
+        self.notes = path / "notes.txt"  # a person's, written on the dashboard
         self.tensorboard = path / "tb"
         self.logs = path / "logs"
         self.nodes = path / "nodes"  # how each machine was: `NAME.jsonl`, bounded (`node_file`)

@@ -5,10 +5,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cuadrilla.messages import VARIABLES
 from tests.chromium import Browser, Tab
 from tests.dashboards import TOKEN
 from tests.spawn.conftest import ana as ana
 from tests.spawn.conftest import coordinator as coordinator
+
+
+@pytest.fixture(autouse=True)
+def languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command has none: pages are in the browser's."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")

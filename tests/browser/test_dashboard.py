@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.monitor.web.page import save_page
-from cuadrilla.rundir import RunDir, append_event
+from cuadrilla.rundir import RunDir, append_event, write_json
 from tests.chromium import CHROMIUM, Browser, Tab
-from tests.commands import joined, make_run, start, stop, wait_for
+from tests.commands import joined, make_run, reached, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.spawn.test_crew import worker
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
@@ -35,7 +35,8 @@ TABS = ("crew", "train", "runs", "samples", "logs", "about")
 @pytest.fixture
 def crew(tmp_path: Path) -> WrittenCrew:
     """Ended, with a machine's rows and a second run beside it."""
-    WrittenCrew(folder=tmp_path / "otra", speeds={"ana": 1.0}, rounds=90).write()
+    other = WrittenCrew(folder=tmp_path / "otra", speeds={"ana": 1.0}, rounds=90).write()
+    write_json(other.config, {"values": {"optim": {"lr": 0.5, "kind": "muon"}}})
     made = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=120)
     run = made.write()
     facts = {"time": made.began, "kind": "hello", "facts": {"device": "cpu", "system": "Debian"}}
@@ -46,6 +47,8 @@ def crew(tmp_path: Path) -> WrittenCrew:
     ]
     add_rows(rows_of(run, "ana"), [facts, *rows, *log])
     append_event(run.events, "evicted", worker="luis", reason="the connection ended")
+    append_event(run.events, "units skipped", units=[7])
+    write_json(run.config, {"values": {"optim": {"lr": 0.02, "kind": "muon"}}, "num_steps": 120})
     return made
 
 
@@ -83,7 +86,14 @@ def test_a_run_that_has_ended(tab: Tab, dashboard: ShownDashboard) -> None:
     assert tab.value("document.querySelector('.spark polyline').getAttribute('points').split(' ').length") == 20
     go(tab, "train")
     tab.until("document.querySelectorAll('#train canvas').length === 5")
-    assert any("the connection ended" in text for text in texts(tab, ".events tbody tr"))
+    events = [text.split("\t")[-1] for text in texts(tab, ".events tbody tr")]
+    assert events[0] == "1 unit of the data was skipped: nobody could compute it."
+    assert events[1] == "luis was sent away (the connection ended)."
+    tab.value("document.getElementById('smoothing').value = 0.9")
+    tab.choose("#axis", "elapsed")
+    assert texts(tab, "#train .chart:first-child .u-label")[:3] == ["training time", "loss", "loss, smoothed"]
+    assert tab.value("charts.loss.plot.data[0].at(-1)") == pytest.approx(120 * 0.4)
+    assert tab.value("charts.shares.plot.data[0].at(-1)") == pytest.approx(120 * 0.4)
     go(tab, "samples")
     assert "(120)" in tab.text("#samples blockquote")
     tab.value(
@@ -108,6 +118,7 @@ def test_two_runs_are_compared(tab: Tab, dashboard: ShownDashboard) -> None:
         tab.click(f"#runs .list tbody tr:nth-child({number}) input")
         tab.until(f"chosen.size === {number} && curves.size === {number}")
     tab.until("document.querySelectorAll('#runs canvas').length === 3")
+    assert texts(tab, ".differences tbody td") == ["optim.lr", "0.02", "0.5"]
     assert sorted(texts(tab, "#runs .chart:first-child .u-label"))[:2] == ["casa", "otra"]
     tab.value("[...document.querySelectorAll('#runs .list button')].find((one) => one.textContent === 'otra').click()")
     tab.until("document.title.startsWith('otra')")
@@ -136,6 +147,33 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
         finally:
             stop(crew)
         tab.until("document.getElementById('state').innerText === 'stopped'")
+
+
+def test_it_is_stopped_and_noted_of(tab: Tab, tmp_path: Path) -> None:
+    """A real training, asked first."""
+    run = make_run(tmp_path / "run", steps=10**6)
+    with start(run) as process, shown(run.path) as dashboard:
+        try:
+            wait_for(reached(run, 5), process)
+            tab.open(dashboard.link)
+            tab.until("!document.getElementById('stop').hidden")
+            assert "1,000,000" in tab.text("#figures")
+            go(tab, "about")
+            tab.click("#notes")
+            tab.type(HOSTILE)
+            tab.click("#note")
+            tab.until("document.getElementById('note').hidden")
+            assert run.notes.read_text() == HOSTILE
+            tab.value("window.confirm = (text) => { window.asked = text; return false; }")
+            tab.click("#stop")
+            assert "run" in tab.value("asked")
+            tab.value("window.confirm = () => true")
+            tab.click("#stop")
+            process.wait(timeout=60)
+        finally:
+            stop(process)
+        tab.until("document.getElementById('state').innerText === 'stopped' && document.getElementById('stop').hidden")
+        assert "the same command goes on" in tab.text("#why")
 
 
 def test_nothing_that_a_run_holds_becomes_html(tab: Tab, tmp_path: Path) -> None:
@@ -188,6 +226,7 @@ def test_who_has_no_token_is_asked_for_it(tab: Tab, dashboard: ShownDashboard) -
 def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) -> None:
     tab.open(dashboard.link, languages="es-ES,es;q=0.9")
     tab.until(TOLD)
+    assert texts(tab, ".events tbody td:last-child")[1] == "luis quedó fuera (la conexión terminó)."
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("es", "Cuadrilla")
     go(tab, "crew")
     for name in (*TABS[1:], "crew", "train"):

@@ -20,7 +20,7 @@ import uvicorn
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from torch import nn
 
@@ -31,7 +31,7 @@ from cuadrilla.model.rows import Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.edge import Edge
-from cuadrilla.serve.page import page
+from cuadrilla.serve.page import headers, page
 from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.train.precision import choose_precision
@@ -281,7 +281,8 @@ def strange() -> Iterator[str]:
 
     async def show(_: Request) -> Response:
         task = {"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}
-        return page(["uno", HOSTILE], [task], languages="en")
+        text, policy = page(["uno", HOSTILE], [task], languages="en")
+        return HTMLResponse(text, headers=headers(policy))
 
     app = Starlette(routes=[Route("/", show), Route("/v1/completions", hostile, methods=["POST"])])
     with listening(app) as url:

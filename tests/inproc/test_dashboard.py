@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -9,12 +12,23 @@ from urllib.parse import quote
 import pytest
 
 from cuadrilla.errors import ConfigError
+from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.web.runs import Runs
-from cuadrilla.rundir import append_event
+from cuadrilla.rundir import append_event, write_json
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
 pytestmark = pytest.mark.inproc
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from cuadrilla.rundir import FolderLock
+
+with FolderLock(Path(sys.argv[1]), purpose="test"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -43,12 +57,14 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownDashboard]:
     [
         "/api/runs",
         "/api/follow?of=casa",
-        "/api/curves?run=casa",
-        "/api/about?run=casa",
+        "/api/run?of=casa",
         "/metrics",
         f"/api/runs?token={TOKEN}",
+        "/api/stop?of=casa",
+        "/api/notes?of=casa",
     ],
 )
+@pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -60,8 +76,8 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownDashboard]:
         ({"Origin": "null"}, 403),
     ],
 )
-def test_who_is_refused(still: ShownDashboard, path: str, headers: dict[str, str], status: int) -> None:
-    found, body, _ = still.ask(path, **headers)
+def test_who_is_refused(still: ShownDashboard, path: str, method: str, headers: dict[str, str], status: int) -> None:
+    found, body, _ = still.ask(path, method=method, **headers)
     assert found == status
     assert b"casa" not in body
 
@@ -79,19 +95,53 @@ def test_the_page_comes_without_a_token_and_tells_nothing(still: ShownDashboard)
     assert still.ask("/", Authorization="")[1] != body  # the nonce is of one answer
 
 
-def test_nothing_can_be_changed(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
+def test_nothing_is_changed_but_notes(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
     before = {path: path.stat().st_mtime_ns for path in crew.folder.rglob("*")}
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        for path in ("/", "/api/runs", "/api/follow?of=casa", "/metrics"):
+        for path in ("/", "/api/runs", "/api/follow?of=casa", "/api/run?of=casa", "/metrics"):
             assert dashboard.ask(path, method=method)[0] == 405
-    for path in ("/api/runs", "/api/curves?run=casa", "/metrics"):
+    for path in ("/api/runs", "/api/run?of=casa", "/metrics"):
         assert dashboard.ask(path)[0] == 200
+    for path in ("/api/notes?of=casa", "/api/stop?of=casa"):
+        assert dashboard.ask(path)[0] == 405
+    assert dashboard.ask("/api/stop?of=casa", method="POST")[0] == 409  # it has ended
+    assert dashboard.ask("/api/notes?of=../casa", method="POST")[0] == 404
     assert {path: path.stat().st_mtime_ns for path in crew.folder.rglob("*")} == before
+    with dashboard.following("casa") as told:
+        assert next(told)["about"]["notes"] == ""
+        assert dashboard.ask("/api/notes?of=casa", method="POST")[0] == 200
+        assert next(told)["about"]["notes"] == crew.run.notes.read_text() == "{}"
+    assert {path for path in crew.folder.rglob("*")} == {*before, crew.run.notes}
+
+
+def test_who_may_be_stopped(tmp_path: Path) -> None:
+    """A process of this machine that trains the run itself, and no run of the queue."""
+    run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2, state="running").write()
+    queue = RunQueue(tmp_path / "queue")
+    queued = queue.add(run)
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run.lock)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            runs = Runs([tmp_path / "casa"], queue=tmp_path / "queue")
+            assert not runs.summaries()[0]["stops"]  # who holds the lock does not coordinate
+            write_json(run.status, {"state": "running", "pid": process.pid})
+            assert runs.summaries()[0]["stops"]
+            queue.note(queued, "running")
+            assert not runs.stop("casa")
+            queue.note(queued, "waiting")
+            assert runs.names() == ["casa", "queue"]
+            assert runs.stop("casa")
+            assert process.wait(timeout=60) == -signal.SIGTERM
+        finally:
+            process.kill()
+    assert not runs.stop("casa")
+    assert not runs.stop("../casa")
 
 
 @pytest.mark.parametrize("name", ["../casa", "/etc", "casa/../casa", "", "x" * 5000])
 def test_only_runs_that_were_found_are_read(still: ShownDashboard, name: str) -> None:
-    for path in ("/api/follow?of", "/api/curves?run", "/api/about?run"):
+    for path in ("/api/follow?of", "/api/run?of"):
         assert still.ask(f"{path}={quote(name, safe='')}")[0] == 404
 
 
@@ -133,7 +183,9 @@ def test_a_file_that_begins_anew_is_told_anew(dashboard: ShownDashboard, crew: W
 def test_runs_of_a_folder(tmp_path: Path) -> None:
     for place in ("uno", "dos", "otros/uno", "otros/más adentro/tres"):
         WrittenCrew(folder=tmp_path / place, speeds={"ana": 1.0}, rounds=2).write()
-    (tmp_path / "nothing").mkdir()
+    (tmp_path / "exported").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model in Hugging Face's layout is no run
+        (tmp_path / "exported" / name).write_text("{}")
     runs = Runs([tmp_path, tmp_path / "uno"])
     assert set(runs.names()) == {"uno", "dos", "otros/uno"} or set(runs.names()) == {
         "uno",

@@ -95,6 +95,19 @@ def test_who_is_not_in_a_row_had_no_share() -> None:
     assert news["columns"] == {"a": [0.75, 0], "b": [0.25, 1]}
 
 
+@pytest.mark.parametrize("rounds", [20, 200])
+def test_shares_are_one_together(rounds: int) -> None:
+    """Whoever computed a step: one worker, two, or others when it was redone after a crash."""
+    series = Series(64, fills=True)
+    for number, version in enumerate([*range(1, rounds + 1), *range(rounds // 2, rounds + 1)]):
+        shares = {"a": 1.0} if version % 3 else {"a": 0.75, "b": 0.25}
+        series.add(version, shares if number < rounds else {"c": 1.0}, number=number)
+    news = series.since(-1)
+    assert news is not None
+    sums = [sum(parts) for parts in zip(*news["columns"].values(), strict=True)]
+    assert sums == pytest.approx([1.0] * len(news["x"]), abs=1e-4)
+
+
 def test_a_reader_gets_what_has_changed() -> None:
     series = filled(Series(8), 5)
     assert series.since(5) is None

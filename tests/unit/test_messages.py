@@ -40,7 +40,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "{path} is bad": "{path} está mal",
         "look at {path}": "mira {path}",
     }
-    monkeypatch.setattr(messages, "_catalogue", lambda: found)
+    monkeypatch.setattr(messages, "catalogue", lambda: found)
     return found
 
 

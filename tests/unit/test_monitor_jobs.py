@@ -34,7 +34,7 @@ def read(folder: Path) -> dict[str, Any]:
 def test_a_queue(tmp_path: Path, queue: RunQueue) -> None:
     uno, dos = queue.find("uno"), queue.find("dos")
     add_rows(uno.run.metrics, [step(1), step(2, val_bits_per_byte=1.5), step(3)])
-    write_json(uno.run.config, {"values": {"train": {"steps": 0, "tokens": 950}}})
+    write_json(uno.run.config, {"num_steps": 10})
     queue.note(uno, "running", place="luis/cuda:0")
     queue.note(dos, "failed", place="ana", reason="the disk is full")
     queue.put_first(queue.find("tres"))

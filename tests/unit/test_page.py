@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from cuadrilla.cli.dashboard import dashboard
 from cuadrilla.errors import ConfigError
-from cuadrilla.monitor.run import about
+from cuadrilla.monitor.run import MAX_NOTES_BYTES, RunReader, about
 from cuadrilla.monitor.web.page import frozen_page
-from cuadrilla.rundir import RunDir, append_event, write_json
+from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train.sinks import JsonlSink
 from tests.watched import WrittenCrew, add_rows
 
@@ -45,7 +43,7 @@ def test_it_holds_all_that_the_dashboard_would_be_sent(run: RunDir) -> None:
     assert [row["name"] for row in news["crew"]] == ["ana", "luis"]
     assert (len(news["figures"]["x"]), [sample["version"] for sample in news["samples"]]) == (50, [40])
     assert news["events"][-1]["details"] == {"worker": "luis", "reason": "the connection ended"}
-    assert (page["about"]["values"], page["about"]["changed"]) == ({"optim.lr": 0.02}, ["optim.lr"])
+    assert (news["about"]["values"], news["about"]["changed"]) == ({"optim.lr": 0.02}, ["optim.lr"])
 
 
 def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
@@ -58,9 +56,11 @@ def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
 
 
 def test_nothing_in_a_run_ends_the_script_or_becomes_html(run: RunDir) -> None:
-    hostile = "</script><script>alert(1)</script> {{script}} <!-- \u2028 &amp;\ud800"
-    add_rows(run.metrics, [{"version": 51, "sample": hostile}])
-    assert held(run)["news"]["samples"][-1]["text"] == hostile
+    hostile = "</script><script>alert(1)</script> {{script}} <!-- \u2028 &amp;"
+    add_rows(run.metrics, [{"version": 51, "sample": hostile + "\ud800"}])
+    run.notes.write_text(hostile, encoding="utf-8")
+    news = held(run)["news"]
+    assert (news["samples"][-1]["text"], news["about"]["notes"]) == (hostile + "\ud800", hostile)
     assert "<script>alert" not in frozen_page(run)
 
 
@@ -76,8 +76,8 @@ def test_it_loads_nothing(run: RunDir) -> None:
 def test_a_torn_line_and_missing_files_leave_a_page(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.metrics.write_text('{"version": 1, "loss": 2.0}\n{"version": 2, "lo')
-    page = held(run)
-    assert (page["news"]["head"]["version"], page["about"]["values"]) == (1, {})
+    news = held(run)["news"]
+    assert (news["head"]["version"], news["about"]["values"]) == (1, {})
 
 
 def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
@@ -101,13 +101,35 @@ def test_it_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> 
 # What stands beside the curves
 
 
-def test_the_model_and_its_text_are_told_in_figures(run: RunDir) -> None:
-    folder = run.checkpoints / "v00000006"
-    folder.mkdir(parents=True)
-    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, folder / "model.safetensors")
+def test_the_model_its_text_and_notes_of_it(run: RunDir) -> None:
     (run.path / "data").mkdir()
     write_json(run.path / "data" / "manifest.json", {"vocab_size": 300})
-    write_json(run.config, {"values": {"data": {"folder": "data"}}, "origins": {}})
+    write_json(run.config, {"values": {"data": {"folder": "data"}}, "origins": {}, "parameters": 22})
+    run.notes.write_bytes(b"uno\r\n\xff" + b"x" * 2 * MAX_NOTES_BYTES)
     found = about(run)
-    assert found["parameters"] == 22
-    assert found["data"]["vocabulary"] == 300
+    assert (found["parameters"], found["data"]["vocabulary"]) == (22, 300)
+    assert found["notes"].startswith("uno\n\ufffdx")
+    assert len(found["notes"]) == MAX_NOTES_BYTES
+
+
+def test_its_words_are_those_of_all_packages_that_it_says(run: RunDir) -> None:
+    """A reason that another package has written down is in Spanish, too."""
+    found = re.search(r"const SPANISH = (\{.*\});", frozen_page(run))
+    assert found
+    words = json.loads(found[1])
+    assert words["the connection ended"] == "la conexión terminó"
+    assert "{time} ago" in words
+    assert "{path} is no run" not in words
+
+
+def test_how_far_it_is_and_what_is_left(run: RunDir) -> None:
+    """Of a run that goes on: the rest at the pace of the newest steps; windows have several in a row."""
+    write_json(run.config, {"values": {}, "num_steps": 100})
+    add_rows(run.metrics, [{"version": 50 + 2 * n, "steps": 2, "seconds": 3.0} for n in range(1, 21)])
+    reader = RunReader(run)
+    assert "left_seconds" not in reader.data(now=0.0)
+    with FolderLock(run.lock, purpose="a test"):
+        now = reader.data(now=0.0)
+    assert (now["num_steps"], now["left_seconds"]) == (100, pytest.approx(1.5 * 10))
+    elapsed = reader.news(0)[0]["figures"]["columns"]["elapsed"]
+    assert (elapsed[49], elapsed[-1]) == (pytest.approx(50 * 0.4), pytest.approx(50 * 0.4 + 20 * 3))

@@ -91,7 +91,9 @@ def train_run(
         context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
         context.store.hear = alarms.hear
         coordinating.append(context.coordination)
-        write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins}, private=True)
+        parameters = sum(parameter.numel() for parameter in context.model.parameters())
+        size = {"num_steps": context.length.num_steps, "parameters": parameters}
+        write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins, **size}, private=True)
         write_json(folder.env, read_environment(), private=True)
         sinks.extend(stack.enter_context(closing(sink)) for sink in audience.sinks(context))
         introduce(context, decisions, tell=audience.tell)
@@ -146,7 +148,6 @@ def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) ->
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
     """What is trained, on what, and what could be chosen better."""
     config, counted = context.config, context.task.defaults.counted
-    num_workers = len(config.engine.workers)
     tell(
         Message(
             "model      {millions:.2f} M parameters\n"
@@ -156,7 +157,7 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
             millions=sum(parameter.numel() for parameter in context.model.parameters()) / 1e6,
             device=context.device,
             precision=context.precision,
-            workers=num_workers if config.engine.kind == "local" else Message("{number} processes", number=num_workers),
+            workers=len(config.engine.workers),
             steps=context.length.num_steps,
             tokens=context.length.step_tokens,
             counted=counted,

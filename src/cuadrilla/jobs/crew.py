@@ -58,7 +58,7 @@ from cuadrilla.train.checkpoint import (
     version_of,
 )
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.setup import make_task
+from cuadrilla.train.setup import make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 from cuadrilla.user_file import UsersCode
 
@@ -311,7 +311,8 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     with ExitStack() as stack:
         stack.enter_context(lock)
         shutil.rmtree(assigned.incoming, ignore_errors=True)  # of a coordinator that was killed
-        write_json(run.config, {"values": dump(config), "origins": resolved.origins}, private=True)
+        known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
+        write_json(run.config, {"values": dump(config), **known}, private=True)
         stack.pop_all()
     return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))
 

@@ -4,7 +4,6 @@ A job is plain data: `name` (no other of its list has it), `title`, `run` (its f
 had it last, or may have it), `step`, `steps`, `loss`, `val_bits_per_byte`, `score`, `values`, `reason`.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,6 @@ def search_jobs(folder: Path, is_searched: bool) -> list[dict[str, Any]]:
 
 def _progress(run: RunDir) -> dict[str, Any]:
     """How far a run is, by its newest rows and its settings."""
-    last = newest_figures(run.metrics)
-    step, tokens = last.get("version"), last.get("tokens")
-    section: Mapping[str, Any] = read_object(run.config).get("values", {}).get("train", {})
-    steps = section.get("steps") or None
-    if steps is None and step and tokens:
-        steps = -int(-section.get("tokens", 0) * step // tokens) or None
-    return {"step": step, "steps": steps, **{key: last.get(key) for key in ("loss", "val_bits_per_byte")}}
+    last, steps = newest_figures(run.metrics), read_object(run.config).get("num_steps")
+    figures = {key: last.get(key) for key in ("loss", "val_bits_per_byte")}
+    return {"step": last.get("version"), "steps": steps, **figures}

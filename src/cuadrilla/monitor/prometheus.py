@@ -4,6 +4,7 @@ Each scrape makes its answer anew from what is watched; nothing is kept in the l
 machines and events come from others: the library escapes them.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,7 @@ OF_RUNS = (  # name, help, key of what is known of a run, factor
     ("tokens_per_second", "Mean of the newest steps, all machines together.", "tokens_per_second", 1.0),
     ("loss", "Of the newest version's training text, in nats per token.", "loss", 1.0),
     ("held_out_loss", "Of the newest evaluation, in nats per token.", "val_loss", 1.0),
-    (
-        "held_out_compression_ratio",
-        "Bits per byte of the held-out text, divided by 8: Prometheus counts in bytes.",
-        "val_bits_per_byte",
-        1 / 8,
-    ),
+    ("held_out_compression_ratio", "Bits per byte of the held-out text, divided by 8.", "val_bits_per_byte", 1 / 8),
     ("gradient_norm", "Of the newest version's gradient.", "grad_norm", 1.0),
     ("step_seconds", "From the version before to the newest one.", "seconds", 1.0),
 )
@@ -67,8 +63,8 @@ class _Crew(Collector):
         self._runs = runs
 
     def collect(self) -> Iterator[Metric]:
-        runs = [([_text(name)], run.head()) for name, run in self._runs]
-        machines = [([_text(name), _text(each["name"])], each) for name, run in self._runs for each in run.machines()]
+        runs = [([_text(name)], run.data(now=time.time())) for name, run in self._runs]
+        machines = [([*name, _text(each["name"])], each) for name, run in runs for each in run["machines"]]
         working = [(labels, {**each, **each["usage"]}) for labels, each in machines if each["here"]]
         gpus = [([*labels, str(gpu["index"])], gpu) for labels, each in working for gpu in each.get("gpus", ())]
         yield from _gauges("", ("run",), OF_RUNS, runs)

@@ -37,7 +37,7 @@ REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
 NODE_TAIL_BYTES = 3 * 2**15
 """A machine's last rows: some 300, a quarter of an hour and more."""
-MAX_HISTORY, MAX_LOG_LINES = 120, 300
+MAX_HISTORY, MAX_LOG_LINES, MAX_NOTES_BYTES = 120, 300, 2**16
 LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
 """What a worker adds to its usage."""
 Line = dict[str, Any]
@@ -122,6 +122,8 @@ class RunReader:
         self.state = "unknown"
         self.counts: dict[str, int] = {}
         """Events by name."""
+        self._about: tuple[object, dict[str, Any]] = (None, {})
+        """What stands beside its curves, and when its files were written."""
         self._jobs = jobs
         self._lock = threading.Lock()
         self._refreshed = float("-inf")
@@ -165,23 +167,14 @@ class RunReader:
             jobs = {} if self._jobs is None else {"jobs": self._of_jobs}
             return {**self._head(), "time": now, "seen": seen, **jobs, "machines": machines}
 
-    def head(self) -> dict[str, Any]:
-        """How it stands, and the newest of each figure."""
-        with self._lock:
-            return self._head()
-
-    def machines(self) -> list[dict[str, Any]]:
-        """Those that are here first."""
-        with self._lock:
-            return self._machines()
-
     def news(self, since: int) -> tuple[dict[str, Any], int]:
         """By name, what a page lacks that was told all up to the number `since`; and the number from then on."""
         with self._lock:
             found: dict[str, Any] = {}
             if since < self._anew:
                 found, since = {"anew": True}, 0
-            whole = {"head": self._head(), "crew": self._machines(), "jobs": _shown(self._of_jobs)}
+            whole = {"head": self._head(), "crew": self._machines(), "about": self._about[1]}
+            whole["jobs"] = self._of_jobs[-MAX_JOBS:]
             parts: dict[str, Any] = {name: part for name, part in whole.items() if self._has_changed(name, part, since)}
             parts |= {"figures": self._figures.since(since), "shares": self._shares.since(since)}
             for name, node in self._nodes.items():
@@ -214,16 +207,28 @@ class RunReader:
 
     def _head(self) -> dict[str, Any]:
         head = {"name": self.name, "state": self.state, "reason": "" if self.state == RUNNING else self._reason}
-        return {**self._last, **self._best, **head, "updated": modified(self.run.metrics), **self._mean_speed()}
+        updated = {"updated": modified(self.run.metrics)}
+        return {**self._last, **self._best, **head, **updated, **self._mean_speed(), **self._outlook()}
+
+    def _outlook(self) -> dict[str, float | None]:
+        """Of how many steps it is, and the seconds that the rest takes at the pace of the newest ones."""
+        num_steps, rows = self._about[1].get("num_steps"), self._newest.values()
+        if num_steps is None or self.state != RUNNING or not rows:
+            return {"num_steps": num_steps}
+        pace = sum(row.get("seconds", 0.0) for row in rows) / sum(row.get("steps", 1) for row in rows)
+        return {"num_steps": num_steps, "left_seconds": pace * (num_steps - self._last["version"])}
 
     def _mean_speed(self) -> dict[str, float]:
         speeds = [row["tokens_per_second"] for row in self._newest.values() if "tokens_per_second" in row]
         return {"tokens_per_second": sum(speeds) / len(speeds)} if speeds else {}
 
     def _mean_shares(self) -> dict[str, float]:
-        """Mean shares of the newest steps."""
+        """Mean shares of the newest steps, of those who are here: together they have all."""
+        gone = {name for name, member in self._members.items() if self.state == RUNNING and not member.here}
         told = [row["shares"] for row in self._newest.values() if "shares" in row]
-        return {name: sum(shares.get(name, 0.0) for shares in told) / len(told) for name in set().union(*told)}
+        names = set[str]().union(*told) - gone
+        sums = {name: sum(shares.get(name, 0.0) for shares in told) for name in names}
+        return {name: value / (sum(sums.values()) or 1.0) for name, value in sums.items()}
 
     def _machines(self) -> list[dict[str, Any]]:
         """Those that are here first."""
@@ -266,6 +271,9 @@ class RunReader:
     def _take(self) -> None:
         self._refreshed = time.monotonic()
         self.state = state_of(self.run) if self.run.path.is_dir() else STOPPED
+        written = [modified(path) for path in (self.run.config, self.run.env, self.run.notes)]
+        if written != self._about[0]:
+            self._about = written, about(self.run)
         for event in self._events.rows(anew=self._forget_events):
             self._take_event(event)
         for row in self._metrics.rows(anew=self._forget_rows):
@@ -284,6 +292,7 @@ class RunReader:
         self._shares.clear()
         self._last: dict[str, float] = {}
         self._best: dict[str, float] = {}
+        self._elapsed = 0.0
         self._newest: dict[int, dict[str, Any]] = {}
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
 
@@ -294,10 +303,14 @@ class RunReader:
         if told.get("val_loss", math.inf) < self._best.get("best_loss", math.inf):
             self._best = {"best_loss": told["val_loss"], "best_version": version}
         if not is_late or version in self._newest:
-            self._newest[version] = {key: row[key] for key in ("tokens_per_second", "shares") if row.get(key)}
+            keys = ("tokens_per_second", "shares", "seconds", "steps")
+            self._newest[version] = {key: row[key] for key in keys if row.get(key)}
             while len(self._newest) > NEWEST:
                 self._newest.pop(next(iter(self._newest)))
         del told["version"]
+        if "seconds" in told:
+            self._elapsed += told["seconds"]
+            told["elapsed"] = self._elapsed
         number = self._next()
         self._figures.add(version, told, number=number)
         if shares := row.get("shares"):
@@ -330,15 +343,9 @@ class RunReader:
                 member.lost, member.reason = member.lost + 1, reason
         if kind not in QUIET_EVENTS:
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
+            details |= {"count": len(row["units"])} if "units" in row else {}
             event = {"time": at, "event": kind, "version": self._version, "details": details}
             self._happened.append({"number": self._next(), **event})
-
-
-def _shown(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """On a page; where there are too many, without those that ended first."""
-    ended = [job["name"] for job in jobs if job["state"] not in (RUNNING, WAITING)]
-    left_out = set(ended[: max(0, len(jobs) - MAX_JOBS)])
-    return [job for job in jobs if job["name"] not in left_out]
 
 
 def how_far(job: Mapping[str, Any]) -> str:
@@ -377,7 +384,7 @@ def _part(percent: float | None) -> float | None:
 
 
 def about(run: RunDir) -> dict[str, Any]:
-    """What stands beside a run's curves: settings, data, the size of its model, its coordinator's software.
+    """What stands beside a run's curves: notes, settings, data, the size of its model, its coordinator's software.
 
     `changed`: keys of `values` that were set by the run file or on the command line.
     """
@@ -386,8 +393,13 @@ def about(run: RunDir) -> dict[str, Any]:
     origins = config.get("origins", {})
     folder = values.get("data.folder")
     manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # if it is on this machine
+    notes = ""
+    with contextlib.suppress(OSError), open(run.notes, encoding="utf-8", errors="replace") as file:
+        notes = file.read(MAX_NOTES_BYTES)
     return {
-        "parameters": _num_parameters(run),
+        "notes": notes,
+        "num_steps": config.get("num_steps"),
+        "parameters": config.get("parameters"),
         "values": values,
         "changed": [key for key in values if origins.get(key, "default") != "default"],
         "environment": read_object(run.env),
@@ -397,12 +409,3 @@ def about(run: RunDir) -> dict[str, Any]:
             "splits": manifest.get("splits", {}),
         },
     }
-
-
-def _num_parameters(run: RunDir) -> int | None:
-    """From the header of the newest checkpoint's weights: 8 bytes of length, then JSON (the safetensors format)."""
-    for path in sorted(run.checkpoints.glob("v*/model.safetensors"), reverse=True):
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # it may have been replaced by a newer one
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            return int(sum(math.prod(header[name]["shape"]) for name in header if name != "__metadata__"))
-    return None

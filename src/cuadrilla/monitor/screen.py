@@ -19,21 +19,7 @@ from cuadrilla.printable import one_line
 GIB = 2**30
 BAR_CELLS, NARROW_CELLS = 20, 150
 UNKNOWN = "-"
-STATE_WORDS = {
-    "running": Message("running"),
-    "complete": Message("complete"),
-    "stopped": Message("stopped"),
-    "failed": Message("failed"),
-    "waiting": Message("not begun"),
-}
-PHASE_WORDS = {
-    "loading": Message("loading"),
-    "receiving": Message("receiving"),
-    "computing": Message("computing"),
-    "sending": Message("sending"),
-    "waiting": Message("waiting"),
-    "paused": Message("paused"),
-}
+PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 Data = Mapping[str, Any]
 Machine = dict[str, Any]
 
@@ -104,8 +90,7 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
     """How far it is, then one line for each machine; a column of which nothing is known is left out."""
     head = _text(clock, *_head(now), style="bold")
     if not now["machines"]:
-        nobody = Message("no machine has joined yet")
-        return Group(head, _text(nobody))
+        return Group(head, _text(Message("no machine has joined yet")))
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns: list[Column] = []
     rows = [{**machine, "lag": _lag(machine, now), "ends": now["state"] != "running"} for machine in now["machines"]]
@@ -122,7 +107,7 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
 
 
 def _head(now: Data) -> list[str]:
-    parts = [now["name"], STATE_WORDS.get(now["state"], now["state"])]
+    parts = [now["name"], Message("not begun") if now["state"] == "waiting" else now["state"]]
     if (jobs := now.get("jobs")) is not None:
         ended = sum(job["state"] in ("complete", "failed", "stopped") for job in jobs)
         parts.append(Message("ended: {ended:,} of {number:,}", ended=ended, number=len(jobs)))
@@ -150,7 +135,7 @@ def _lag(machine: Data, now: Data) -> float | None:
 def _phase(machine: Machine) -> str:
     if machine["phase"] is None and not machine["here"]:
         return Message("last seen") if machine["ends"] else Message("gone")
-    return PHASE_WORDS.get(machine["phase"], UNKNOWN)
+    return machine["phase"] if machine["phase"] in PHASES else UNKNOWN
 
 
 def _word(machine: Machine) -> str:
@@ -192,11 +177,7 @@ COLUMNS = (
     Column(head=Message("°C"), cell=lambda row: _known(_celsius(row)), wide=True),
     Column(head=Message("up"), cell=lambda row: rate(row["sent_bytes_per_second"]), wide=True),
     Column(head=Message("down"), cell=lambda row: rate(row["received_bytes_per_second"]), wide=True),
-    Column(
-        head=Message("round trip"),
-        cell=lambda row: _known(row["round_trip_seconds"], "ms", 1000),
-        wide=True,
-    ),
+    Column(head=Message("round trip"), cell=lambda row: _known(row["round_trip_seconds"], "ms", 1000), wide=True),
     Column(head=Message("lag"), cell=lambda row: UNKNOWN if row["lag"] is None else duration(row["lag"])),
     Column(head=Message("last word"), cell=_word, left=True),
 )

@@ -37,6 +37,8 @@ class Series:
         """A row; `number`: of this change."""
         point = self.points.setdefault((version - 1) // self.stride, _Point())
         replaces = self.stride == 1 and point.rows == 1
+        if replaces and self.fills:
+            point.sums.clear()  # of who computed it before it was redone
         point.rows += not replaces
         point.last, point.changed = max(point.last, version), number
         for name, value in values.items():

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from cuadrilla.serve.completions import begin
 from cuadrilla.serve.edge import OPEN_TO_ALL, Refusal
 from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import ChatRequest, CompletionRequest, PredictRequest
-from cuadrilla.serve.page import page
+from cuadrilla.serve.page import headers, page
 from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.version import __version__
@@ -119,7 +119,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def playground(request: Request) -> Response:
         names, schemas = ([model.name for model in service.all_of(ServedModel)], await schemas_of_tasks())
-        return page(names, schemas, languages=request.headers.get("accept-language", ""))
+        text, policy = page(names, schemas, languages=request.headers.get("accept-language", ""))
+        return HTMLResponse(text, headers=headers(policy))
 
     @app.get("/v1/predict")
     async def schemas_of_tasks() -> list[Mapping[str, Any]]:

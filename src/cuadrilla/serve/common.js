@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 /** Marks a text that is said later. */
 const _ = (template) => template;
 const spoken = (text) => (language === "es" && Object.hasOwn(SPANISH, text) ? SPANISH[text] : text);
-const say = (template, values = {}) => spoken(template).replace(/\{(\w+)\}/g, (_found, name) => String(values[name]));
+const say = (template, values = {}) => spoken(template).replace(/\{(\w+)[^}]*\}/g, (_found, name) => String(values[name]));
 
 const MISSING = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);

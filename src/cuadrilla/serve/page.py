@@ -1,55 +1,75 @@
-"""The page on which a person tries a service. It is one file, with its style and script in it, and loads nothing else.
+"""Pages of one file, with style, words and script in it, that load nothing else; and that on which a service is tried.
 
-It has its words in both languages: a person may change the language while looking at it.
+A page has its words in both languages: a person may change the language while looking at it.
 """
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import cache
+from importlib import resources
 from typing import Any
 
-from fastapi import Response
-
-from cuadrilla.messages import CATALOGUE, ENGLISH, LANGUAGES
+from cuadrilla.messages import catalogue, language
 
 
-def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> Response:
-    """For a browser that wants one of these `languages`, as its header Accept-Language has them.
+def one_file(
+    html: str, *, styles: Sequence[str], scripts: Sequence[str], asks: str = "'self'", **parts: str
+) -> tuple[str, str]:
+    """A page and its policy. `html`, `styles`, `scripts`: names of files of ours; `asks`: whom it may ask, as a policy
+    spells it; `parts`: what else the HTML names."""
+    nonce = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src {asks}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    text, script = read(html), "".join(map(read, scripts))
+    found = {"nonce": nonce, "policy": policy, "style": "".join(map(read, styles)), "script": script, **parts}
+    found["spanish"] = _spanish(text + script)
+    return re.sub(r"\{\{(\w+)\}\}", lambda at: found[at[1]], text), policy
+
+
+def headers(policy: str) -> dict[str, str]:
+    """With which a page is answered."""
+    return {
+        "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> tuple[str, str]:
+    """Page and policy, for a browser that wants one of these `languages`, as its header Accept-Language has them.
 
     `tasks`: the name of each and what it takes and gives, as JSON schemas.
     """
-    nonce = secrets.token_urlsafe(16)
-    parts = {
-        "nonce": nonce,
-        "language": preferred(languages),
-        "models": _script(models),
-        "tasks": _script(tasks),
-        "style": _read("common.css") + _read("playground.css"),
-        "spanish": (CATALOGUE / "serve.json").read_text(encoding="utf-8"),
-        "script": _read("common.js") + _read("playground.js"),
-    }
-    text = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
-    policy = (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return one_file(
+        "serve/playground.html",
+        styles=("serve/common.css", "serve/playground.css"),
+        scripts=("serve/common.js", "serve/playground.js"),
+        language=language(otherwise=languages),
+        models=script_value(models),
+        tasks=script_value(tasks),
     )
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-    return Response(text, media_type="text/html; charset=utf-8", headers={**headers, "Cache-Control": "no-store"})
 
 
-def _script(value: Sequence[Any]) -> str:
-    """A value of a script; nothing in it can end the script."""
-    return json.dumps(value).replace("<", "\\u003c")
+def script_value(value: Any) -> str:
+    """JSON inside a script; nothing in it can end the script."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def read(name: str) -> str:
+    """A file of the package."""
+    return (resources.files("cuadrilla") / name).read_text(encoding="utf-8")
 
 
-def preferred(languages: str) -> str:
-    """The first that there is of `--lang` and a browser's languages; English if none is."""
-    codes = (part.strip().lower()[:2] for part in (os.environ.get("LANGUAGE", ""), *languages.split(",")))
-    return next((code for code in codes if code in LANGUAGES), ENGLISH)
+@cache
+def _spanish(said: str) -> str:
+    """The translations of what a page says, as JSON."""
+    literals = {text: json.dumps(text, ensure_ascii=False)[1:-1] for text in catalogue()}
+    found = {text: spanish for text, spanish in catalogue().items() if literals[text] in said}
+    return json.dumps(found, ensure_ascii=False)

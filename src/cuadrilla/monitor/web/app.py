@@ -1,8 +1,9 @@
-"""What the dashboard's page asks for. Everything is read from run directories; nothing is written.
+"""What the dashboard's page asks for, read from run directories.
 
 * `GET /api/runs`: a row for each run, and for what hands out runs: the queue, searches.
 * `GET /api/follow?of=KEY`: a stream of events, each what has changed in the run since the one before.
-* `GET /api/curves?run=KEY`: the curves of one, for a comparison. `GET /api/about?run=KEY`: settings, data, versions.
+* `GET /api/run?of=KEY`: the curves and the settings of one, for a comparison.
+* `POST /api/stop?of=KEY`: it saves and stops. `POST /api/notes?of=KEY`: what a person writes of it is kept.
 * `GET /metrics`: all runs for Prometheus.
 
 Who may call is the concern of `serve/edge.py`, which stands before it.
@@ -14,24 +15,21 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from cuadrilla.errors import ResourceError
+from cuadrilla.messages import language
 from cuadrilla.monitor.prometheus import CONTENT_TYPE, metrics_text
-from cuadrilla.monitor.run import RunReader, about
+from cuadrilla.monitor.run import MAX_NOTES_BYTES, RunReader
 from cuadrilla.monitor.web.page import page_text
 from cuadrilla.monitor.web.runs import Runs
+from cuadrilla.rundir import write_atomic
 from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE
-from cuadrilla.serve.page import preferred
+from cuadrilla.serve.page import headers
 
 WITHOUT_TOKEN = (*OPEN_TO_ALL, PAGE)
 """The page itself tells nothing: it has its token from the part of its address that no server sees."""
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 POLL_SECONDS = 1.0
 
 
@@ -46,13 +44,19 @@ class Dashboard:
         for path in OPEN_TO_ALL:
             self.app.get(path)(self._healthy)
         self.app.get("/api/runs")(self._runs)
-        self.app.get("/api/curves")(self._curves)
-        self.app.get("/api/about")(self._about)
+        self.app.get("/api/run")(self._run)
+        self.app.post("/api/stop")(self._stop)
+        self.app.post("/api/notes")(self._note)
         self.app.get("/metrics")(self._metrics)
 
         async def follow(watched: Annotated[RunReader, Depends(self._watched)]) -> AsyncIterator[ServerSentEvent]:
-            async for event in self._told(watched):
-                yield event
+            number = 0
+            while not self._drains:
+                await asyncio.to_thread(watched.refresh)
+                news, number = await asyncio.to_thread(watched.news, number)
+                if news:
+                    yield ServerSentEvent(raw_data=await asyncio.to_thread(_text, news))
+                await asyncio.sleep(POLL_SECONDS)
 
         self.app.get("/api/follow", response_class=EventSourceResponse)(follow)
 
@@ -61,9 +65,8 @@ class Dashboard:
         self._drains = True
 
     async def _page(self, request: Request) -> Response:
-        text, policy = page_text(language=preferred(request.headers.get("accept-language", "")), asks="'self'")
-        headers = {**HEADERS, "Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-        return Response(text, media_type="text/html; charset=utf-8", headers=headers)
+        text, policy = page_text(language=language(otherwise=request.headers.get("accept-language", "")))
+        return HTMLResponse(text, headers=headers(policy))
 
     async def _healthy(self) -> Response:
         return _json({"status": "ok"})
@@ -71,14 +74,25 @@ class Dashboard:
     async def _runs(self) -> Response:
         return _json({"runs": await asyncio.to_thread(self.runs.summaries)})
 
-    async def _curves(self, run: str = "") -> Response:
-        watched = await self._watched(run)
+    async def _run(self, of: str = "") -> Response:
+        watched = await self._watched(of)
         news, _ = await asyncio.to_thread(watched.news, 0)
-        return _json({"run": run, "figures": news.get("figures")})
+        return _json({name: news.get(name) for name in ("figures", "about")})
 
-    async def _about(self, run: str = "") -> Response:
-        watched = await self._watched(run)
-        return _json(await asyncio.to_thread(about, watched.run))
+    async def _stop(self, of: str = "") -> Response:
+        if not await asyncio.to_thread(self.runs.stop, of):
+            raise HTTPException(409, "no process of this machine trains it")
+        return _json({})
+
+    async def _note(self, request: Request, of: str = "") -> Response:
+        watched, text = await self._watched(of), (await request.body()).decode(errors="replace")
+        if len(text.encode()) > MAX_NOTES_BYTES:
+            raise HTTPException(413, "the notes are too long")
+        try:
+            await asyncio.to_thread(write_atomic, watched.run.notes, text, private=True)
+        except ResourceError as error:
+            raise HTTPException(409, error.message) from error
+        return _json({})
 
     async def _watched(self, of: str = "") -> RunReader:
         """Raises 404."""
@@ -86,16 +100,6 @@ class Dashboard:
         if watched is None:
             raise HTTPException(404, "there is no such run")
         return watched
-
-    async def _told(self, watched: RunReader) -> AsyncIterator[ServerSentEvent]:
-        """What a page that has nothing yet is told, until it goes."""
-        number = 0
-        while not self._drains:
-            await asyncio.to_thread(watched.refresh)
-            news, number = await asyncio.to_thread(watched.news, number)
-            if news:
-                yield ServerSentEvent(raw_data=await asyncio.to_thread(_text, news))
-            await asyncio.sleep(POLL_SECONDS)
 
     async def _metrics(self) -> Response:
         return Response(await asyncio.to_thread(self._metrics_text), media_type=CONTENT_TYPE)

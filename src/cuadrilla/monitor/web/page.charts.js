@@ -1,11 +1,11 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
-/** States, phases, events, levels: as the run writes them. */
-const WORDS = [_("joined"), _("left"), _("evicted"), _("late"), _("discarded"), _("redone"), _("rounds"), _("finished"), _("alarm"), _("died"), _("coordinator restarted"), _("units skipped"), _("memorises"), _("unknown"), _("info"), _("warning"), _("error")];
+/** States, phases, levels, and events that are marked: as the run writes them. */
+const WORDS = [_("running"), _("complete"), _("stopped"), _("failed"), _("waiting"), _("unknown"), _("loading"), _("receiving"), _("computing"), _("sending"), _("paused"), _("joined"), _("left"), _("evicted"), _("rolled back to the last checkpoint"), _("update skipped"), _("info"), _("warning"), _("error")];
 
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
-const MARKS = { joined: "#2b8a3e", left: "#e03131", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
+const MARKS = { joined: "#2b8a3e", left: "#868e96", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const MAX_STACKED = 12;
 const MAX_MARKS = 60;
 const whole = (value) => decimals(value, 0);
@@ -17,13 +17,7 @@ const bytes = (value) => {
   for (; value >= 1024 && step < units.length - 1; step += 1) value /= 1024;
   return `${decimals(value, value < 10 && step ? 1 : 0)} ${units[step]}`;
 };
-const ofBytes = (used, all) => {
-  if (!known(used)) return "";
-  if (!known(all)) return bytes(used);
-  const [number, unit] = bytes(all).split(" ");
-  const scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].indexOf(unit);
-  return `${decimals(used / scale, 1)} / ${number} ${unit}`;
-};
+const ofBytes = (used, all) => (known(used) ? bytes(used) + (known(all) ? ` / ${bytes(all)}` : "") : "");
 const rate = (value) => (known(value) ? `${bytes(value)}/s` : MISSING);
 const WHEN = { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 const dated = (time) => (time ? new Date(time * 1000).toLocaleString(language, WHEN) : "");
@@ -57,14 +51,59 @@ function merge(series, news, missing) {
   series.columns = kept;
 }
 
-function smoothed(values) {
-  const keep = Math.max(0, 1 - 100 / Math.max(values.length, 1));
-  let mean = null;
-  return values.map((value) => {
-    if (value === null) return mean;
-    mean = mean === null ? value : keep * mean + (1 - keep) * value;
-    return mean;
+// The axis below the curves, and their smoothing, as a person has chosen them
+
+const STEPS = [...Array(16).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // there is no half of a step
+const SECONDS = [...[1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200], ...STEPS.slice(0, 9).map((days) => 86400 * days)];
+const compact = (value) => value.toLocaleString(language, { notation: "compact" });
+const AXES = {
+  version: { title: _("step"), shown: whole, distances: STEPS },
+  tokens: { title: _("tokens"), shown: compact, distances: STEPS },
+  elapsed: { title: _("training time"), shown: (value) => (value ? duration(value) : "0"), distances: SECONDS },
+};
+
+/** Where the points of a series stand: at their steps, or at what had been trained by then (a redone step came later). */
+function along({ x, columns }) {
+  let last = 0;
+  return columns.get($("axis").value)?.map((value) => (last = Math.max(last, value ?? last))) ?? x;
+}
+
+/** The same for other steps than those of the series, in their order. */
+function placed(steps, series) {
+  const places = along(series);
+  let at = 0;
+  return steps.map((step) => {
+    while (at < series.x.length - 1 && series.x[at] < step) at += 1;
+    return places === series.x ? step : places[at];
   });
+}
+
+/** A mean that forgets, without the bias of its beginning. `weight`: how much of it stays at each point. */
+function smoothed(values, weight) {
+  let mean = 0, bias = 1;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    bias *= weight;
+    return mean / (1 - bias);
+  });
+}
+
+/** A curve as lines of a chart: where it is smoothed, it stays faintly behind. */
+function curve(name, values, colour = COLOURS[0]) {
+  const weight = Number($("smoothing").value);
+  if (!values.some(known)) return [];
+  if (!weight) return [{ name, values, colour }];
+  return [{ name, values, colour, faint: true }, { name: say("{name}, smoothed", { name }), values: smoothed(values, weight), colour }];
+}
+
+/** The place of the nearest value, for a legend: curves have gaps where others have points. */
+function nearest(values, at) {
+  for (let by = 0; by <= values.length / 20; by += 1) {
+    const found = [at - by, at + by].find((place) => known(values[place]));
+    if (found !== undefined) return found;
+  }
+  return at;
 }
 
 /** A box with a plot, which is made anew only when its lines change. `lines`: name, values, colour, faint, dots, shown. */
@@ -84,24 +123,25 @@ class Chart {
     this.plot.setSize({ width, height: this.height });
   }
 
-  show(title, x, lines, { log = false, filled = false, most = null, label = say("step") } = {}) {
+  show(title, x, lines, { log = false, filled = false, most = null } = {}) {
     this.title.textContent = title;
     this.box.hidden = !x.length || !lines.length;
     if (this.box.hidden || !this.box.clientWidth) return;
     this.lines = lines;
-    const made = JSON.stringify([lines.map(({ name, colour, faint, dots }) => [name, colour, faint, dots]), log, filled, label, language, isDark.matches, x.length === 1]);
+    const axis = $("axis").value;
+    const made = JSON.stringify([lines.map(({ name, colour, faint, dots }) => [name, colour, faint, dots]), log, filled, axis, language, isDark.matches, x.length === 1]);
     const data = [x, ...lines.map(({ values }) => values)];
     if (made === this.made) return this.plot.setData(data);
     this.plot?.destroy();
     this.made = made;
     this.width = this.box.clientWidth - 16;
-    this.plot = new uPlot(this.options({ log, filled, most, label, single: x.length === 1 }), data, this.box);
+    this.plot = new uPlot(this.options({ log, filled, most, axis: AXES[axis], single: x.length === 1 }), data, this.box);
     this.plot.root.querySelector(".u-legend")?.setAttribute("aria-hidden", "true");
   }
 
-  options({ log, filled, most, label, single }) {
+  options({ log, filled, most, axis, single }) {
     const style = getComputedStyle(document.documentElement);
-    const axis = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const look = { stroke: style.getPropertyValue("--faint"), grid: { stroke: style.getPropertyValue("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const series = this.lines.map(({ name, colour, faint, dots }, index) => ({
       label: name,
       stroke: colour + (faint ? "70" : ""),
@@ -116,12 +156,12 @@ class Chart {
       width: this.width, height: this.height,
       scales: { x: { time: false }, y: log ? { distr: 3 } : most ? { range: [0, most] } : {} },
       axes: [
-        { ...axis, size: 30, values: (_plot, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")) },
-        { ...axis, size: 58, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
+        { ...look, size: 30, space: 55, incrs: axis.distances, values: (_plot, ticks) => ticks.map(axis.shown) },
+        { ...look, size: 58, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
       ],
-      series: [{ label, value: (_plot, value) => whole(value) }, ...series],
+      series: [{ label: say(axis.title), value: (_plot, value) => (known(value) ? axis.shown(value) : MISSING) }, ...series],
       legend: { live: true },
-      cursor: { sync: { key: label } },
+      cursor: { sync: { key: axis.title }, dataIdx: (plot, line, at) => nearest(plot.data[line], at) },
       hooks: { draw: [(plot) => this.drawMarks(plot)] },
     };
   }
@@ -131,8 +171,8 @@ class Chart {
     context.save();
     context.setLineDash([4, 4]);
     context.globalAlpha = 0.6;
-    for (const { version, event } of this.marks()) {
-      const x = plot.valToPos(version, "x", true);
+    for (const { place, event } of this.marks()) {
+      const x = plot.valToPos(place, "x", true);
       if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
       context.strokeStyle = MARKS[event];
       context.beginPath();
@@ -161,18 +201,15 @@ function stacked(shares) {
 const SVG = "http://www.w3.org/2000/svg";
 
 /** How busy a machine was. `values`: 0 to 1, or null. */
-function spark(svg, values, label) {
-  svg.setAttribute("viewBox", "0 0 120 28");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("class", "spark");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", label);
+function spark(values, label) {
+  const drawn = (tag, attributes, ...inside) => {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...inside);
+    return made;
+  };
   const step = 120 / Math.max(values.length - 1, 1);
-  const points = values.map((value, at) => [at * step, 27 - 26 * Math.min(1, value ?? 0)].map((number) => number.toFixed(1)).join(","));
-  const [area = document.createElementNS(SVG, "polygon"), line = document.createElementNS(SVG, "polyline")] = svg.children;
-  area.setAttribute("class", "area");
-  area.setAttribute("points", values.length ? `0,28 ${points.join(" ")} 120,28` : "");
-  line.setAttribute("class", "busy");
-  line.setAttribute("points", points.join(" "));
-  if (!svg.childElementCount) svg.append(area, line);
+  const points = values.map((value, at) => [at * step, 27 - 26 * Math.min(1, value ?? 0)].map((number) => number.toFixed(1)).join(",")).join(" ");
+  return drawn("svg", { viewBox: "0 0 120 28", preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label },
+    drawn("polygon", { class: "area", points: `0,28 ${points} 120,28` }), drawn("polyline", { class: "busy", points }));
 }

@@ -4,13 +4,13 @@ const FROZEN = JSON.parse($("frozen").textContent); // a run as it was when this
 const TABS = ["crew", "train", "runs", "samples", "logs", "about"].filter((name) => !FROZEN || name !== "runs");
 const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, about: showAbout };
 /** What of the news a page shows. */
-const SHOWS = { crew: ["crew", "jobs", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: [] };
+const SHOWS = { crew: ["crew", "jobs", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: ["about"] };
 const CONNECTING = _("connecting…"), LIVE = _("live"), WRITTEN = _("as of {time}");
 const LOST = _("The dashboard does not answer; trying again…");
 const NO_RUN = _("There is no run here yet. One that begins is shown by itself.");
 const GONE = _("{run} is not there any more; what was read of it is still shown. Choose another run above.");
-const RUNS_SECONDS = 4, AGAIN_SECONDS = 2;
-const TOKEN = "cuadrilla token";
+const RUNS_SECONDS = 4, AGAIN_SECONDS = 2, PRESS_MILLISECONDS = 500;
+const KEPT = (() => { try { return sessionStorage; } catch { return {}; } })(); // of this tab, for when it is loaded again
 
 let token = "";
 let tab = "train";
@@ -18,24 +18,14 @@ let current = null;
 let following = null; // the AbortController of its stream
 let problem = null;
 
-class Refused extends Error {
-  constructor(status) {
-    super(String(status));
-    this.status = status;
-  }
-}
-
-async function ask(path, { signal } = {}) {
+async function ask(path, { signal, method = "GET", body } = {}) {
   const headers = { Authorization: `Bearer ${token}` };
-  const answer = await fetch(location.origin + path, { headers, signal, cache: "no-store", redirect: "error", credentials: "omit" });
-  if (!answer.ok) throw new Refused(answer.status);
+  const answer = await fetch(location.origin + path, { method, body, headers, signal, cache: "no-store", redirect: "error", credentials: "omit" });
+  if (!answer.ok) throw Object.assign(new Error(), { status: answer.status });
   return answer;
 }
 
-const pause = (seconds, signal) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, 1000 * seconds);
-  signal?.addEventListener("abort", () => { clearTimeout(timer); resolve(); });
-});
+const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
 /** What the stream of a run tells, from the beginning again whenever it breaks, until another one is chosen. */
 async function follow(key) {
@@ -55,7 +45,7 @@ async function follow(key) {
       tellOf(error);
       if (error.status === 401) return;
     }
-    await pause(AGAIN_SECONDS, signal);
+    await pause(AGAIN_SECONDS);
   }
 }
 
@@ -69,14 +59,15 @@ function told(news) {
   draw();
 }
 
-let isPressed = false; // a row that is made anew between a button's going down and up would swallow the click
+let pressed = 0; // a row that is made anew between a button's going down and up would swallow the click
+const isPressed = () => Date.now() - pressed < PRESS_MILLISECONDS;
 
 function draw() {
-  if (isDrawing || isPressed) return;
+  if (isDrawing) return;
   isDrawing = true;
-  requestAnimationFrame(() => {
+  requestAnimationFrame(async () => {
+    while (isPressed()) await pause(PRESS_MILLISECONDS / 1000);
     isDrawing = false;
-    if (isPressed) return;
     const names = wanted;
     wanted = new Set();
     showHead();
@@ -140,7 +131,8 @@ async function lookForRuns() {
   else if (!isThere && !runs.length) return tell(NO_RUN);
   else if (!isThere) choose(runs[0].key);
   $("run").value = current;
-  if (tab === "runs" && !isPressed && JSON.stringify(runs) !== shownRuns) {
+  showHead();
+  if (tab === "runs" && !isPressed() && JSON.stringify(runs) !== shownRuns) {
     if (runs.some(({ key, state }) => chosen.has(key) && state === "running")) await readCurves().catch(tellOf);
     showRuns();
   }
@@ -156,29 +148,17 @@ function choose(key) {
   if (key === current) return;
   current = key;
   data = fresh();
-  about = null;
-  crewTable.opened.clear();
+  opened.clear();
   sampleAt = null;
+  $("notes").value = shownNotes = "";
   showRunList();
   $("run").value = key;
-  showHead();
   showTab();
   follow(key);
-  readAbout();
 }
 
-async function readAbout() {
-  const key = current;
-  try {
-    const found = await ask(`/api/about?run=${encodeURIComponent(key)}`).then((answer) => answer.json());
-    if (key !== current) return;
-    about = found;
-    showHead();
-    showAbout();
-  } catch (error) {
-    tellOf(error);
-  }
-}
+/** A run is changed: it is stopped, or noted of. */
+const change = (what, body = "") => ask(`/api/${what}?of=${encodeURIComponent(current)}`, { method: "POST", body }).catch(tellOf);
 
 async function watchRuns() {
   while (true) {
@@ -195,7 +175,6 @@ function openTab(name, { focus = false } = {}) {
   showTab();
   if (focus) $(`tab-${name}`).focus();
   if (name === "runs") lookForRuns();
-  if (name === "about" && !FROZEN) readAbout(); // it may have begun since
 }
 
 function showTab() {
@@ -207,7 +186,8 @@ function showTab() {
   }
   $(`tab-${tab}`).scrollIntoView({ block: "nearest", inline: "nearest" });
   $("figures").hidden = tab === "runs";
-  $("why").hidden = $("figures").hidden || !data.head.reason;
+  $("choices").hidden = !["train", "runs"].includes(tab);
+  showHead();
   SHOW[tab]();
 }
 
@@ -223,7 +203,6 @@ function show() {
   sayAll();
   if (problem) tell(...problem);
   showLive($("live").dataset.state ?? CONNECTING);
-  showHead();
   showTab();
 }
 
@@ -244,26 +223,24 @@ function listen() {
     sampleAt = place === data.samples.length - 1 ? null : data.samples[place].number;
     showSamples();
   });
-  for (const name of ["of", "level"]) $(name).addEventListener("change", showLogs);
-  $("contains").addEventListener("input", showLogs);
-  document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault();
-    $("main").focus();
+  for (const kind of ["input", "change"]) $("logs").addEventListener(kind, showLogs);
+  $("axis").addEventListener("change", showTab);
+  $("smoothing").addEventListener("input", () => {
+    $("choices").querySelector("output").textContent = decimals(Number($("smoothing").value), 2);
+    showTab();
   });
+  $("stop").addEventListener("click", () => {
+    if (confirm(say("Stop {run}? It is saved, and the same command goes on from there.", { run: current }))) change("stop");
+  });
+  $("notes").addEventListener("input", showNotes);
+  $("note").addEventListener("click", () => change("notes", $("notes").value));
   addEventListener("hashchange", () => {
     if (!readAddress()) return;
     $("key").hidden = true; // a new link in the same tab
     tell(null);
     start();
   });
-  const release = () => setTimeout(() => { // after the click
-    if (!isPressed) return;
-    isPressed = false;
-    draw();
-  });
-  addEventListener("pointerdown", () => { isPressed = true; }, true);
-  for (const name of ["pointerup", "pointercancel", "dragend", "blur"]) addEventListener(name, release, true);
-  addEventListener("pointermove", (event) => { if (isPressed && !event.buttons) release(); }, true);
+  addEventListener("pointerdown", () => { pressed = Date.now(); }, true);
 }
 
 /** `#token=…` is taken out of the address at once, so that it is neither bookmarked nor shown. */
@@ -280,9 +257,7 @@ function readAddress() {
 }
 
 async function start() {
-  try {
-    sessionStorage.setItem(TOKEN, token); // of this tab, for when it is loaded again
-  } catch { /* a browser that keeps nothing */ }
+  KEPT.token = token;
   current = null;
   await lookForRuns();
 }
@@ -290,7 +265,6 @@ async function start() {
 /** A page that was saved shows what it holds, and asks nobody. */
 function thaw() {
   $("tab-runs").hidden = $("runs").hidden = true;
-  ({ about } = FROZEN);
   take(FROZEN.news);
   options($("run"), [["", data.head.name]]);
   readAddress();
@@ -299,7 +273,7 @@ function thaw() {
 }
 
 function look() {
-  if (!readAddress()) try { token = sessionStorage.getItem(TOKEN) ?? ""; } catch { /* as above */ }
+  if (!readAddress()) token = KEPT.token ?? "";
   show();
   if (token) start();
   else askForToken(null);

@@ -1,15 +1,12 @@
 // The pages. `data` is what the stream has told of the run that is shown.
 
-const MAX_EVENTS = 500, MAX_SAMPLES = 100, MAX_LOG = 1000, MAX_POINTS = 120, MAX_COMPARED = 6;
-const MAX_EVENT_ROWS = 150, MAX_LOG_ROWS = 400;
-const fresh = () => ({ head: {}, crew: [], jobs: [], figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
+const MAX_EVENTS = 500, MAX_SAMPLES = 100, MAX_LOG = 1000, MAX_LOG_ROWS = 400, MAX_POINTS = 120, MAX_COMPARED = 6;
+const fresh = () => ({ head: {}, crew: [], jobs: [], about: {}, figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
 let data = fresh();
 
 function take(news) {
   if (news.anew) data = fresh();
-  if (news.head) data.head = news.head;
-  if (news.crew) data.crew = news.crew;
-  if (news.jobs) data.jobs = news.jobs;
+  for (const name of ["head", "crew", "jobs", "about"]) if (news[name]) data[name] = news[name];
   if (news.figures) merge(data.figures, news.figures, null);
   if (news.shares) merge(data.shares, news.shares, 0);
   for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MAX_POINTS));
@@ -19,26 +16,9 @@ function take(news) {
   return news;
 }
 
-function head(table, columns) {
-  const row = make("tr");
-  for (const { title, number, name } of columns) make("th", title, row, { className: [number ? "number" : "", name ?? ""].join(" ").trim(), scope: "col" });
-  table.tHead.replaceChildren(row);
-}
-
-/** Rows of texts. A column's `name` is the class of its cells; a row may be `{ cells, name }`. */
-function fillTable(table, columns, rows) {
-  head(table, columns);
-  table.hidden = !rows.length;
-  table.tBodies[0].replaceChildren(...rows.map(({ cells, name }) => {
-    const line = make("tr", null, null, { className: name ?? "" });
-    cells.forEach((text, at) => make("td", text, line, { className: [columns[at].number ? "number" : "", columns[at].name ?? ""].join(" ").trim() }));
-    return line;
-  }));
-}
-
 // Head
 
-const FIGURES = [[_("step"), "version", whole], [_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("tokens/s"), "tokens_per_second", whole], [_("time of a step"), "seconds", duration]];
+const FIGURES = [[_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("tokens/s"), "tokens_per_second", whole], [_("time of a step"), "seconds", duration]];
 const isMeasure = (key) => key.startsWith("val_") && !key.endsWith("_error");
 /** What was measured of held-out data: measures of ours have names, those of a task its own. */
 const MEASURES = { val_loss: _("held-out loss"), val_bits_per_byte: _("bits per byte") };
@@ -50,11 +30,15 @@ function showHead() {
   $("state").textContent = state && spoken(state);
   $("state").className = `badge ${state}`;
   $("state").hidden = !state;
-  $("why").textContent = now.reason ?? "";
-  $("why").hidden = $("figures").hidden || !now.reason;
+  $("why").textContent = [reasonOf(now.reason ?? ""), state === "stopped" && known(now.version) ? say("the same command goes on from there") : ""].filter(Boolean).join(" · ");
+  $("why").hidden = $("figures").hidden || !$("why").textContent;
+  $("stop").hidden = state !== "running" || !runs.some(({ key, stops }) => key === current && stops);
   document.title = now.name ? `${now.name} · cuadrilla` : "cuadrilla";
   const here = data.crew.filter((machine) => machine.here && machine.works).length;
   const figures = FIGURES.filter(([, key]) => known(now[key])).map(([name, key, shown]) => [say(name), shown(now[key])]);
+  const part = known(now.num_steps) && state !== "complete" ? (now.version ?? 0) / now.num_steps : null;
+  if (known(now.left_seconds)) figures.unshift([say("time left"), duration(now.left_seconds)]);
+  if (known(now.version)) figures.unshift([say("step"), stepOf({ step: now.version, steps: now.num_steps }), part]);
   for (const key of Object.keys(now).filter((name) => isMeasure(name) && known(now[name]))) {
     const error = now[`${key}_error`];
     figures.push([measure(key), short(now[key]) + (known(error) ? ` ± ${error.toLocaleString(language, { maximumSignificantDigits: 2 })}` : "")]);
@@ -62,22 +46,13 @@ function showHead() {
   if (known(now.best_loss)) figures.push([say("lowest held-out loss"), say("{value} at step {n}", { value: short(now.best_loss), n: whole(now.best_version) })]);
   if (here) figures.push([say("machines"), whole(here)]);
   if (data.jobs.length) figures.push([say("have ended"), `${whole(data.jobs.filter(hasEnded).length)} / ${whole(data.jobs.length)}`]);
-  $("figures").replaceChildren(...figures.map(([name, value]) => {
+  $("figures").replaceChildren(...figures.map(([name, value, done]) => {
     const card = make("div");
-    make("dt", name, card);
-    make("dd", value, card);
+    make("dt", known(done) ? `${name} · ${percent(done)}` : name, card);
+    const cell = make("dd", value, card);
+    if (known(done)) bar(cell, done);
     return card;
   }));
-}
-
-// Crew
-
-const crewTable = new MachineTable("#crew", [JOB, PHASE, SHARE, SPEED, WAITS, ...USAGE, LINK, SEEN]);
-
-function showCrew() {
-  document.querySelector("#crew .empty").hidden = data.crew.length > 0 || !data.head.name;
-  crewTable.show(data, { isRunning: data.head.state === "running" });
-  showJobs(document.querySelector("#crew .jobs"));
 }
 
 // The runs of a queue in their order, or the trials of a search
@@ -86,37 +61,16 @@ const hasEnded = ({ state }) => ["complete", "failed", "stopped"].includes(state
 const stepOf = (job) => (known(job.step) ? (known(job.steps) ? `${whole(job.step)} / ${whole(job.steps)}` : whole(job.step)) : "");
 const figureOf = (value) => (known(value) ? short(value) : "");
 const JOB_COLUMNS = [
-  { title: _("state"), of: (job) => spoken(job.state), fill: (cell, job) => cell.replaceChildren(make("span", spoken(job.state), null, { className: `badge ${job.state}` })) },
-  { title: _("machine"), of: (job) => job.machine, fill: (cell, job) => cell.classList.toggle("faint", job.state !== "running") },
+  { title: _("job"), name: "first", of: ({ title }) => title, fill: (cell, job) => pressable(cell, () => openJob(job)) },
+  { title: _("state"), of: ({ state }) => state, fill: (cell, { state }) => badge(cell, state) },
+  { title: _("machine"), of: ({ machine }) => machine, fill: (cell, { state }) => cell.classList.toggle("faint", state !== "running") },
   { title: _("step"), number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
-  { title: _("loss"), number: true, of: (job) => figureOf(job.loss) },
+  { title: _("loss"), number: true, of: ({ loss }) => figureOf(loss) },
   { title: _("bits per byte"), number: true, of: (job) => figureOf(job.val_bits_per_byte) },
-  { title: _("score"), number: true, of: (job) => figureOf(job.score) },
-  { title: _("settings"), name: "values", of: (job) => job.values ?? "" },
-  { title: _("reason"), name: "why", of: (job) => job.reason ?? "" },
+  { title: _("score"), number: true, of: ({ score }) => figureOf(score) },
+  { title: _("settings"), name: "values", of: ({ values }) => values ?? "" },
+  { title: _("reason"), name: "why", of: ({ reason }) => reasonOf(reason ?? "") },
 ];
-
-function showJobs(table) {
-  const { jobs } = data;
-  const shown = JOB_COLUMNS.filter(({ of }) => jobs.some((job) => of(job)));
-  const focused = table.contains(document.activeElement) ? document.activeElement.dataset.job : undefined;
-  table.hidden = !jobs.length;
-  head(table, [{ title: say("job") }, ...shown.map(({ title, number, name }) => ({ title: say(title), number, name }))]);
-  table.tBodies[0].replaceChildren(...jobs.map((job) => {
-    const line = make("tr", null, null, { className: job.state });
-    const button = make("button", job.title, make("td", null, line, { className: "first" }), { type: "button" });
-    button.dataset.job = job.name;
-    button.addEventListener("click", () => openJob(job));
-    for (const { title, number, name, of, fill } of shown) {
-      const text = of(job);
-      const cell = make("td", text, line, { className: `${number ? "number" : ""} ${name ?? ""} ${text ? "" : "blank"}` });
-      cell.dataset.label = say(title);
-      if (text) fill?.(cell, job);
-    }
-    return line;
-  }));
-  if (focused !== undefined) [...table.querySelectorAll("button")].find(({ dataset }) => dataset.job === focused)?.focus({ preventScroll: true });
-}
 
 /** Its curves: a run of the list, or a trial, which the list does not have. */
 function openJob(job) {
@@ -127,7 +81,13 @@ function openJob(job) {
 // Run
 
 const charts = {};
-const marksOf = () => data.events.filter((event) => event.event in MARKS && event.version > 0).slice(-MAX_MARKS);
+
+function marksOf() {
+  const marked = data.events.filter(({ event, version }) => Object.hasOwn(MARKS, event) && version > 0).slice(-MAX_MARKS);
+  const places = placed(marked.map(({ version }) => version), data.figures);
+  return marked.map(({ event }, at) => ({ event, place: places[at] }));
+}
+
 const isKnown = (values) => values.some((value) => value !== null);
 
 function showTrain() {
@@ -136,18 +96,16 @@ function showTrain() {
   panel.querySelector(".empty").hidden = figures.x.length > 0 || !data.head.name;
   const measures = [...figures.columns.keys()].filter((key) => isMeasure(key) && key !== "val_loss");
   placeCharts(panel.querySelector(".charts"), ["loss", ...measures, "speed", "shares", "norm", "rate"]);
-  const column = (key) => figures.columns.get(key) ?? [];
-  const both = (values, name) => (values.length ? [{ name, values, colour: COLOURS[0], faint: true }, { name: say("smoothed"), values: smoothed(values), colour: COLOURS[0] }] : []);
-  const alone = (values, name) => (isKnown(values) ? [{ name, values, colour: COLOURS[0] }] : []);
-  const lines = both(column("loss"), say("each step")), heldOut = column("val_loss");
+  const column = (key) => figures.columns.get(key) ?? [], x = along(figures);
+  const lines = curve(say("loss"), column("loss")), heldOut = column("val_loss");
   if (isKnown(heldOut)) lines.push({ name: say("held-out"), values: heldOut, colour: COLOURS[1], dots: true });
   const log = lines.every(({ values }) => values.every((value) => value === null || value > 0));
-  charts.loss.show(say(log ? _("Loss (logarithmic)") : _("Loss")), figures.x, lines, { log });
-  for (const key of measures) charts[key].show(key === "val_bits_per_byte" ? say("Bits per byte of the held-out text") : measure(key), figures.x, measured(column(key), column(`${key}_error`), measure(key)));
-  charts.speed.show(say("Tokens per second"), figures.x, both(column("tokens_per_second"), say("tokens/s")));
-  charts.shares.show(say("Share of each step, %"), shares.x, shares.columns.size > 1 ? stacked(shares) : [], { filled: true, most: 100 });
-  charts.norm.show(say("Gradient norm"), figures.x, alone(column("grad_norm"), say("norm")));
-  charts.rate.show(say("Learning rate, part of the highest"), figures.x, alone(column("lr_factor"), say("factor")));
+  charts.loss.show(say(log ? _("Loss (logarithmic)") : _("Loss")), x, lines, { log });
+  for (const key of measures) charts[key].show(key === "val_bits_per_byte" ? say("Bits per byte of the held-out text") : measure(key), x, measured(column(key), column(`${key}_error`), measure(key)));
+  charts.speed.show(say("Tokens per second"), x, curve(say("tokens/s"), column("tokens_per_second")));
+  charts.shares.show(say("Share of each step, %"), placed(shares.x, figures), shares.columns.size > 1 ? stacked(shares) : [], { filled: true, most: 100 });
+  charts.norm.show(say("Gradient norm"), x, curve(say("norm"), column("grad_norm")));
+  charts.rate.show(say("Learning rate, part of the highest"), x, isKnown(column("lr_factor")) ? [{ name: say("factor"), values: column("lr_factor"), colour: COLOURS[0] }] : []);
   showEvents(panel);
 }
 
@@ -167,12 +125,12 @@ function measured(values, errors, name) {
   return [line, ...(isKnown(errors) ? [edge(1), edge(-1)] : [])];
 }
 
+const EVENT_COLUMNS = [{ title: _("time"), name: "time", of: ({ time }) => dated(time) }, { title: _("step"), number: true, of: ({ version }) => whole(version) }, { title: _("event"), of: sentence }];
+
 function showEvents(panel) {
   const seen = [...new Set(marksOf().map(({ event }) => spoken(event)))];
   $("marks").textContent = seen.length ? say("Dashed lines: {names}.", { names: seen.join(", ") }) : "";
-  const columns = [{ title: say("time"), name: "time" }, { title: say("step"), number: true }, { title: say("event") }, { title: say("details") }];
-  const detail = ({ details }) => Object.entries(details).filter(([, value]) => value !== "").map(([key, value]) => `${key}: ${value}`).join(" · ");
-  fillTable(panel.querySelector(".events"), columns, data.events.slice(-MAX_EVENT_ROWS).reverse().map((event) => ({ cells: [dated(event.time), whole(event.version), spoken(event.event), detail(event)] })));
+  fillTable(panel.querySelector(".events"), EVENT_COLUMNS, data.events.toReversed());
 }
 
 // Runs
@@ -183,54 +141,49 @@ const curves = new Map();
 let comparing = null;
 let shownRuns = "";
 
+const RUN_COLUMNS = [
+  { title: _("compare"), of: () => "✓", fill: fillChoice },
+  { title: _("Run"), of: ({ key }) => key, fill: (cell, { key }) => pressable(cell, () => choose(key)) },
+  { title: _("state"), of: ({ state }) => state, fill: (cell, { state }) => badge(cell, state) },
+  ...[[_("step"), "version", whole], [_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("held-out loss"), "val_loss", short], [_("bits per byte"), "val_bits_per_byte", short],
+    [_("tokens/s"), "tokens_per_second", whole], [_("last written"), "updated", dated]].map(([title, name, shown]) => ({ title, number: true, of: (run) => (run[name] ? shown(run[name]) : "") })),
+];
+
+function fillChoice(cell, { key }) {
+  cell.textContent = "";
+  const box = make("input", null, cell, { type: "checkbox", checked: chosen.has(key), disabled: !chosen.has(key) && chosen.size >= MAX_COMPARED, ariaLabel: `${say("compare")}: ${key}` });
+  box.dataset.focus = `box ${key}`;
+  box.addEventListener("change", () => compare(key, box.checked));
+}
+
 function showRuns() {
   shownRuns = JSON.stringify(runs);
-  const trained = runs.filter(({ hands_out }) => !hands_out);
-  const table = document.querySelector("#runs .list");
-  const columns = [[_("state"), "state"], [_("step"), "version", whole], [_("tokens"), "tokens", whole], [_("loss"), "loss", short], [_("held-out loss"), "val_loss", short], [_("bits per byte"), "val_bits_per_byte", short], [_("tokens/s"), "tokens_per_second", whole], [_("last written"), "updated", dated]];
-  head(table, [{ title: say("compare") }, { title: say("Run") }, ...columns.map(([name, , shown]) => ({ title: say(name), number: Boolean(shown) }))]);
-  const focused = document.activeElement?.dataset?.focus;
-  table.tBodies[0].replaceChildren(...trained.map((run) => {
-    const line = make("tr", null, null, { className: run.key === current ? "chosen" : "" });
-    const box = make("input", null, make("td", null, line), { type: "checkbox", checked: chosen.has(run.key), disabled: !chosen.has(run.key) && chosen.size >= MAX_COMPARED });
-    box.setAttribute("aria-label", `${say("compare")}: ${run.key}`);
-    box.dataset.focus = `box ${run.key}`;
-    box.addEventListener("change", () => compare(run.key, box.checked));
-    const button = make("button", run.key, make("td", null, line), { type: "button" });
-    button.dataset.focus = `run ${run.key}`;
-    button.addEventListener("click", () => choose(run.key));
-    for (const [, key, shown] of columns) {
-      const cell = make("td", shown ? shown(run[key]) : null, line, { className: shown ? "number" : "" });
-      if (!shown) make("span", spoken(run[key]), cell, { className: `badge ${run[key]}` });
-    }
-    return line;
-  }));
-  if (focused) [...table.querySelectorAll("[data-focus]")].find((found) => found.dataset.focus === focused)?.focus({ preventScroll: true });
+  fillTable(document.querySelector("#runs .list"), RUN_COLUMNS, runs.filter(({ hands_out }) => !hands_out), { nameOf: ({ key }) => (key === current ? "chosen" : "") });
   showComparison();
 }
 
 async function compare(key, wanted) {
   if (!wanted) chosen.delete(key);
   else chosen.add(key);
-  await readCurves();
+  await readCurves().catch(tellOf);
   showRuns();
 }
 
 async function readCurves() {
   for (const key of chosen) {
-    const found = await ask(`/api/curves?run=${encodeURIComponent(key)}`).then((answer) => answer.json());
+    const { figures, about } = await ask(`/api/run?of=${encodeURIComponent(key)}`).then((answer) => answer.json());
     const series = emptySeries();
-    if (found.figures) merge(series, found.figures, null);
-    curves.set(key, series);
+    if (figures) merge(series, figures, null);
+    curves.set(key, { ...series, settings: about.values });
   }
 }
 
-/** All versions of those that are compared, and of each its values there. */
-function aligned(keys, column, shown) {
+/** A column of those that are compared: all places on the axis, and the lines of each run there. */
+function compared(keys, column) {
   const own = keys.filter((key) => curves.get(key).columns.has(column));
-  if (!own.length) return [[], []];
-  const [x, ...values] = uPlot.join(own.map((key) => [curves.get(key).x, shown(curves.get(key).columns.get(column))]));
-  return [x, own.map((key, index) => ({ name: key, values: values[index].map((value) => value ?? null), colour: COLOURS[keys.indexOf(key) % COLOURS.length] }))];
+  const lines = own.map((key) => curve(key, curves.get(key).columns.get(column), COLOURS[keys.indexOf(key)]));
+  const [x, ...values] = own.length ? uPlot.join(own.map((key, at) => [along(curves.get(key)), ...lines[at].map((line) => line.values)])) : [[]];
+  return [x, lines.flat().map((line, at) => ({ ...line, values: values[at].map((value) => value ?? null) }))];
 }
 
 function showComparison() {
@@ -238,10 +191,19 @@ function showComparison() {
   comparing ??= ["loss", "val_bits_per_byte", "tokens_per_second"].map((column) => [column, new Chart(document.querySelector("#runs .charts"))]);
   const titles = { loss: _("Loss"), val_bits_per_byte: _("Bits per byte of the held-out text"), tokens_per_second: _("Tokens per second") };
   for (const [column, chart] of comparing) {
-    const [x, lines] = aligned(keys, column, column === "val_bits_per_byte" ? (values) => values : smoothed);
+    const [x, lines] = compared(keys, column);
     const log = column === "loss" && lines.every(({ values }) => values.every((value) => value === null || value > 0));
     chart.show(say(log ? _("Loss (logarithmic)") : titles[column]), x, lines, { log });
   }
+  showDifferences(keys);
+}
+
+/** The settings that are not the same in all of them. */
+function showDifferences(keys) {
+  const of = (name, key) => JSON.stringify(curves.get(key).settings[name]) ?? MISSING;
+  const names = [...new Set(keys.flatMap((key) => Object.keys(curves.get(key).settings)))];
+  const columns = [{ title: _("key"), of: (name) => name }, ...keys.map((key) => ({ heading: key, of: (name) => of(name, key) }))];
+  fillTable(document.querySelector("#runs .differences"), columns, names.filter((name) => new Set(keys.map((key) => of(name, key))).size > 1));
 }
 
 // Samples
@@ -276,39 +238,50 @@ function options(list, values) {
   if (values.some(([value]) => value === before)) list.value = before;
 }
 
+const LOG_COLUMNS = [
+  { title: _("time"), name: "time", of: ({ time }) => dated(time) },
+  { title: _("machine"), of: ({ node }) => node },
+  { title: _("level"), name: "level", of: ({ level }) => spoken(level) },
+  { title: _("text"), of: ({ text, dropped }) => (dropped ? say("… {n} lines were left out: there were too many", { n: whole(dropped) }) : text) },
+];
+
 function showLogs() {
   const names = [...new Set(data.log.map((line) => line.node))].sort();
   options($("of"), [["", say("all machines")], ...names.map((name) => [name, name])]);
   options($("level"), [["", say("all levels")], ["warnings", say("warnings and errors")], ["errors", say("errors")]]);
   const wanted = $("contains").value.toLowerCase();
   const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && line.text.toLowerCase().includes(wanted));
-  document.querySelector("#logs .empty").hidden = lines.length > 0 || !data.head.name;
-  const columns = [{ title: say("time"), name: "time" }, { title: say("machine") }, { title: say("level"), name: "level" }, { title: say("text") }];
-  fillTable(document.querySelector("#logs .log"), columns, lines.slice(-MAX_LOG_ROWS).reverse().map((line) => ({
-    name: line.level,
-    cells: [dated(line.time), line.node, spoken(line.level), line.dropped ? say("… {n} lines were left out: there were too many", { n: whole(line.dropped) }) : line.text],
-  })));
+  const empty = document.querySelector("#logs .empty");
+  empty.hidden = lines.length > 0 || !data.head.name;
+  empty.textContent = say(data.log.length ? _("No line has what you look for.") : _("No machine has written a line to its log."));
+  fillTable(document.querySelector("#logs .log"), LOG_COLUMNS, lines.slice(-MAX_LOG_ROWS).reverse(), { nameOf: ({ level }) => level });
 }
 
-// About a run: its data, its settings, the software of its coordinator
+// About a run: a person's notes, its data, its settings, the software of its coordinator
 
-let about = null;
+let shownNotes = "";
+
+function showNotes() {
+  const { notes = "" } = data.about;
+  if ($("notes").value === shownNotes) $("notes").value = notes; // what is being written stays
+  shownNotes = notes;
+  $("notes").readOnly = Boolean(FROZEN);
+  for (const part of [$("notes"), $("notes").previousElementSibling]) part.hidden = FROZEN && !notes;
+  $("note").hidden = $("notes").value === shownNotes;
+}
 
 function showAbout() {
-  const { data: texts = {}, values = {}, changed = [], environment = {}, parameters = null } = about ?? {};
+  showNotes();
+  const { data: texts = {}, values = {}, changed = [], environment = {}, parameters = null } = data.about;
   const { sources = [], splits = {}, vocabulary = 0 } = texts;
   const { packages = {}, schema: _schema, ...software } = environment;
-  const table = (name, columns, rows) => fillTable(document.querySelector(`#about .${name}`), columns, rows);
-  const pairs = (rows) => rows.map((cells) => ({ cells }));
+  const table = (name, titles, rows, how) => fillTable(document.querySelector(`#about .${name}`), titles.map((title, at) => ({ title, number: at > 1, of: (row) => row[at] ?? "" })), rows, how);
   const ofTokens = splits.train?.num_tokens ? [say("bytes per token ({n} tokens)", { n: whole(vocabulary) }), short(splits.train.num_bytes / splits.train.num_tokens)] : null;
-  const what = [{ title: say("what") }, { title: say("value") }];
-  table("facts", what, pairs([parameters ? [say("parameters"), whole(parameters)] : null, ofTokens].filter(Boolean)));
-  const counted = [{ title: say("source or split") }, { title: say("licence") }, { title: say("bytes"), number: true }, { title: say("documents"), number: true }, { title: say("tokens"), number: true }];
-  table("data", counted, [
-    ...sources.map(({ name, licence, num_bytes }) => ({ cells: [name, licence ?? "", whole(num_bytes), "", ""] })),
-    ...Object.entries(splits).map(([name, split]) => ({ name: "set", cells: [name, "", whole(split.num_bytes), whole(split.num_documents), whole(split.num_tokens)] })),
-  ]);
-  table("settings", [{ title: say("key") }, { title: say("value") }], Object.entries(values).map(([key, value]) => ({ name: changed.includes(key) ? "set" : "", cells: [key, JSON.stringify(value)] })));
-  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
-  table("environment", what, pairs([...Object.entries(software), ...Object.entries(packages)].map(([name, value]) => [name, shown(value)])));
+  table("facts", [_("what"), _("value")], [parameters ? [say("parameters"), whole(parameters)] : null, ofTokens].filter(Boolean));
+  table("data", [_("source or split"), _("licence"), _("bytes"), _("documents"), _("tokens")], [
+    ...sources.map(({ name, licence, num_bytes }) => [name, licence, whole(num_bytes)]),
+    ...Object.entries(splits).map(([name, split]) => [name, "", whole(split.num_bytes), whole(split.num_documents), whole(split.num_tokens)]),
+  ], { nameOf: ([name]) => (Object.hasOwn(splits, name) ? "set" : "") });
+  table("settings", [_("key"), _("value")], Object.entries(values).map(([key, value]) => [key, JSON.stringify(value)]), { nameOf: ([key]) => (changed.includes(key) ? "set" : "") });
+  table("environment", [_("what"), _("value")], [...Object.entries(software), ...Object.entries(packages)].map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]));
 }

@@ -5,7 +5,10 @@ and have keys, too. The trials of a search may be many: none is in the list, and
 """
 
 import contextlib
+import os
 import re
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,13 +19,13 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.jobs import is_run, open_run
-from cuadrilla.monitor.run import RunReader, modified, state_of
-from cuadrilla.rundir import RunDir
+from cuadrilla.monitor.run import RUNNING, RunReader, modified, state_of
+from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.tune.folder import JOBS
 
 MAX_RUNS = 500
 LOOK_SECONDS = 3.0
-QUEUE, TUNE = "queue", "tune"
+TUNE = "tune"
 TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
@@ -65,14 +68,31 @@ class Runs:
         return found
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A row for each run, read from the end of its files. `hands_out`: it is a queue or a search."""
+        """A row for each run, read from the end of its files. `hands_out`: a queue or a search. `stops`: `stop` can."""
         self.names()
         found = []
         for key, path in self._paths.items():
             run, hands_out = RunDir(path), path == self._queue or (path / JOBS).is_file()
             row = {"key": key, "path": str(path), "hands_out": hands_out, "state": state_of(run)}
-            found.append({**newest_figures(run.metrics), **row, "updated": modified(run.metrics)})
+            more = {"stops": self._process(run) is not None, "updated": modified(run.metrics)}
+            found.append({**newest_figures(run.metrics), **row, **more})
         return found
+
+    def stop(self, key: str) -> bool:
+        """Ask the process that trains a run to save and stop, as `cuadrilla stop` does; whether there is one."""
+        self.names()
+        process = self._process(RunDir(self._paths[key])) if key in self._paths else None
+        if process is not None:
+            os.kill(process, signal.SIGTERM)
+        return process is not None
+
+    def _process(self, run: RunDir) -> int | None:
+        """Of this machine, that trains a run; None for a run of the queue, which stops its own."""
+        owner, pid = read_object(run.lock), read_object(run.status).get("pid")
+        if (owner.get("host"), owner.get("pid")) != (socket.gethostname(), pid) or state_of(run) != RUNNING:
+            return None
+        queued = RunQueue(self._queue).runs() if self._queue is not None else []
+        return None if any(each.run.path == run.path and each.state == RUNNING for each in queued) else pid
 
     def _path(self, key: str) -> Path | None:
         """The folder of what is in the list, or of a trial."""
