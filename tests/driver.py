@@ -34,12 +34,9 @@ class Crew:
         self.now = 0.0
         self.leases: dict[int, ledger.Grant] = {}
         self.granted_at: dict[int, float] = {}
-        self.late: list[events.Late] = []
         self.commits: list[events.Commit] = []
         self.evicted: list[events.Send] = []
         self.discarded: list[int] = []
-        self.finish: events.Finish | None = None
-        self.bad_units: set[int] = set()
         self.do(machine.start())
 
     def do(self, actions: list[events.Action]) -> None:
@@ -53,16 +50,21 @@ class Crew:
                     self.granted_at[lease.lease_id] = self.now
                 case events.Send(message=Stop()):
                     self.evicted.append(action)
-                case events.Late():
-                    self.late.append(action)
                 case events.Merge():
+                    self.merge(action)
                     self.send(events.Merged())
                 case events.Commit():
                     self.commits.append(action)
                 case events.Discard():
                     self.discarded.append(action.lease_id)
-                case events.Finish():
-                    self.finish = action
+
+    def merge(self, action: events.Merge) -> None:
+        """It succeeds."""
+
+    def contribution(self, grant: ledger.Grant, *, valid: bool) -> Contribution:
+        return Contribution(
+            lease_id=grant.lease_id, tokens=10 * len(grant.units), loss_sum=1.0, tensors={}, valid=valid
+        )
 
     def _abandon(self, worker: str) -> None:
         """A worker that gets a lease does not finish one that nobody wants any more."""
@@ -81,14 +83,7 @@ class Crew:
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         self.now = max(self.now, self.granted_at[lease_id] + seconds)
-        said = Contribution(
-            lease_id=lease_id,
-            tokens=10 * len(grant.units),
-            loss_sum=1.0,
-            tensors={},
-            valid=valid and not self.bad_units & set(grant.units),
-        )
-        self.say(worker or grant.worker, said)
+        self.say(worker or grant.worker, self.contribution(grant, valid=valid))
 
     def lose(self, worker: str) -> None:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}

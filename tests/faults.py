@@ -34,7 +34,7 @@ class Script:
     worker: str
     at: int | None
     phase: Phase
-    action: Callable[[], None] | Literal["die", "nan", "inf", "flip", "zero"] = "die"
+    action: Callable[[], None] | Literal["die", "nan", "inf", "flip"] = "die"
     repeat: bool = False
 
 
@@ -75,9 +75,7 @@ class FaultyLink:
 
     def _upload(self, tensors: Tensors) -> Tensors:
         action = self._reach("upload")
-        if action == "zero":
-            tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        elif action in ("nan", "inf", "flip"):
+        if action in ("nan", "inf", "flip"):
             tensors = dict(tensors)
             name = next(iter(tensors))
             tensors[name] = tensors[name].clone()

@@ -122,6 +122,13 @@ def invite(machine: Machine, *arguments: str) -> str:
     return done.stdout
 
 
+def ended(worker: "subprocess.Popen[str]") -> str:
+    """What one has said that has ended in order."""
+    said = worker.communicate(timeout=150)[1]
+    assert worker.returncode == 0, said
+    return said
+
+
 def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     """Stop the crew; what its coordinator has said."""
     done = coordinator.run("stop")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import limits
-from bench.lan import Member, limit_rate
+from bench import limits, nat
+from bench.lan import Member, lan, limit_rate
 
 CGROUP = Path("/sys/fs/cgroup")
+RATE = "400mbit"
 
 
 def need_namespaces() -> None:
@@ -27,6 +28,20 @@ def need_namespaces() -> None:
     if tried.returncode:
         pytest.skip(f"needs network namespaces: {tried.stderr.strip()}")
     subprocess.run(["ip", "netns", "del", f"cua-{os.getpid()}-try"], check=True)
+
+
+@contextmanager
+def behind_router(num_members: int, num_hidden: int) -> Iterator[tuple[list[Member], list[Member]]]:
+    """Machines on a switch, the last of which is a router; and those that it hides."""
+    need_namespaces()
+    pytest.importorskip("pyroute2", reason="needs the package pyroute2 (extra: dev)")
+    with lan(num_members + 1, rate=RATE) as members:
+        try:
+            nat.masquerade(members[-1])
+        except RuntimeError as error:
+            pytest.skip(f"needs iptables that translate addresses: {error}")
+        with nat.hidden(members[-1], num_hidden, rate=RATE) as hidden:
+            yield members, hidden
 
 
 def switch_port(index: int) -> tuple[str, str]:

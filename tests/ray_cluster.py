@@ -55,11 +55,11 @@ class RayNode:
     def runs(self) -> bool:
         return self.process.poll() is None
 
-    def stop(self) -> None:
+    def stop(self, *, patience_seconds: float = 60) -> None:
         family = self._family()
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=patience_seconds)
         self.process.kill()  # a node waits for a head that has gone
         self.process.wait()
         for process in psutil.wait_procs(family, timeout=30)[1]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,20 +55,6 @@ def prepare(
     return assemble(config, RunDir(folder), task=task, sinks=sinks, strategy=strategy, stop_at=stop_at, clock=clock)
 
 
-class Execute(Protocol):
-    """`execute` through some transport."""
-
-    def __call__(
-        self,
-        folder: Path,
-        task: Task,
-        *sets: str,
-        strategy: Strategy | None = None,
-        stop_at: int = 0,
-        wrap_link: WrapLink | None = None,
-    ) -> Outcome: ...
-
-
 def execute(
     folder: Path,
     task: Task,
@@ -76,14 +62,13 @@ def execute(
     strategy: Strategy | None = None,
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
-    transport: str = "inproc",
 ) -> Outcome:
     """Run it, with metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
         context = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
-        return run_through(transport, context, wrap_link=wrap_link)
+        return run_through(context, wrap_link=wrap_link)
     finally:
         sink.close()
 

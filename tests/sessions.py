@@ -21,16 +21,16 @@ SOME_LEASE = Lease(lease_id=1, version=0, units=(0,), planned_tokens=1)
 FP32 = Precision(dtype=torch.float32, reason="test")
 
 
-class OneLease:
-    """A link that leads a worker through one lease, from given weights, and keeps its answer."""
+class Led:
+    """A link that leads a worker through these events, and keeps its answers."""
 
-    def __init__(self, weights: Tensors, lease: Lease) -> None:
-        self._events: list[ToWorker] = [Version(version=lease.version, parameters=weights), lease, Stop(reason="")]
-        self.answer: Contribution | None = None
+    def __init__(self, *events: ToWorker) -> None:
+        self._events = list(events)
+        self.answers: list[Contribution] = []
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
-            self.answer = replace(message, tensors=dict(message.tensors))
+            self.answers.append(replace(message, tensors=dict(message.tensors)))
 
     def next_event(self) -> ToWorker:
         return self._events.pop(0)
@@ -102,8 +102,7 @@ def answer(
     precision: Precision = FP32,
 ) -> Contribution:
     """What a worker says to a lease of the version `weights`; its tensors are not copied. `sync` is the model's."""
-    link = OneLease(weights, lease)
+    link = Led(Version(version=lease.version, parameters=weights), lease, Stop(reason=""))
     settings = WorkerSettings(run=RunSection(), train=section, device=torch.device("cpu"), precision=precision)
     train(link, task=task, model=model, sync=sync, worker=settings)
-    assert link.answer is not None
-    return link.answer
+    return link.answers[0]

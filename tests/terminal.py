@@ -16,11 +16,13 @@ CTRL_C = b"\x03"
 MOVEMENT = r"\x1b\[[0-9;?]*[A-Za-z]"
 SPANISH = {"COLUMNS": "80", "LC_ALL": "es_ES.UTF-8"}
 OWN_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 os.setsid()
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY)
 os.execv(sys.argv[1], sys.argv[1:])
 """
+"""A command in a session of its own, whose terminal is its standard input; not under `nohup`, as the tests may be."""
 
 
 class Terminal:

@@ -1,4 +1,4 @@
-"""Transports to the coordinator for the shared battery: the same run, the same workers, another link between them."""
+"""A run in this process: one worker in the thread that coordinates, several in threads, over the crew link."""
 
 import copy
 import tempfile
@@ -14,7 +14,6 @@ import torch
 from cuadrilla.crew.local import WORKER, run_local
 from cuadrilla.link.base import Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.client import Connection
-from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
@@ -25,53 +24,26 @@ from cuadrilla.train.thread import CoordinatorThread
 
 WrapLink = Callable[[str, Link], Link]
 Connect = Callable[[str], Link]
-IN_THREADS = ("inproc", "grpc")
-"""Workers are threads of this process, with a model of their own; of one, inproc needs none."""
 TICK_SECONDS = 0.02
 
 
-def run_through(transport: str, context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """`transport`: one of IN_THREADS."""
+def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
+    """`wrap_link`: puts something around a worker's link, by its name."""
     wrap = wrap_link or (lambda _worker, link: link)
-    if transport == "inproc" and len(context.config.engine.workers) == 1:
+    if len(context.config.engine.workers) == 1:
         return run_local(context, wrap_link=partial(wrap, WORKER))
     before, runtime = torch.get_num_threads(), CoordinatorThread(context.coordination)
     torch.set_num_threads(1)
     try:
-        with (in_process if transport == "inproc" else over_grpc)(context, runtime) as connect:
-            died = runtime.left if transport == "inproc" else (lambda _name, _reason: None)  # the server says it
-            return _run_threads(context, runtime, lambda name: wrap(name, connect(name)), died=died)
+        with serving(context, runtime) as connect:
+            return _run_threads(context, runtime, lambda name: wrap(name, connect(name)))
     finally:
         context.store.close()
         torch.set_num_threads(before)
 
 
-class Ends:
-    """Workers of this process by name; what each says goes to `receive`."""
-
-    def __init__(self, receive: Callable[[str, ToCoordinator], None]) -> None:
-        self._receive = receive
-        self._ends: dict[str, InProcLink] = {}
-
-    def connect(self, name: str) -> InProcLink:
-        self._ends[name] = InProcLink(partial(self._receive, name))
-        return self._ends[name]
-
-    def send(self, worker: str, message: ToWorker) -> None:
-        if worker in self._ends:
-            self._ends[worker].inbox.put(message)
-
-
 @contextmanager
-def in_process(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
-    """Tensors by reference."""
-    ends = Ends(runtime.deliver)
-    context.coordination.open(ends.send)
-    yield ends.connect
-
-
-@contextmanager
-def over_grpc(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
+def serving(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
     """Through TLS on the loopback."""
     with tempfile.TemporaryDirectory() as folder:
         server = CrewServer(
@@ -87,9 +59,7 @@ def over_grpc(context: RunContext, runtime: CoordinatorThread) -> Iterator[Conne
             yield lambda name: Connection(address, identity=server.admit(name)).session(parameters=context.parameters)
 
 
-def _run_threads(
-    context: RunContext, runtime: CoordinatorThread, connect: Connect, *, died: Callable[[str, str], None]
-) -> Outcome:
+def _run_threads(context: RunContext, runtime: CoordinatorThread, connect: Connect) -> Outcome:
     """The calling thread coordinates."""
     errors: list[BaseException] = []
     turns = threading.Lock()
@@ -102,7 +72,6 @@ def _run_threads(
             own.work(link)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a test has it raise
             errors.append(error)
-            died(name, f"{type(error).__name__}: {error}")
         finally:
             link.close()
 

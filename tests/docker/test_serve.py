@@ -1,11 +1,9 @@
-"""The profile `serve` with real containers: two replicas behind nginx, one of which is killed under load; a task."""
+"""The profile `serve` with real containers: two replicas behind nginx, one of which is killed."""
 
 import json
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -41,7 +39,7 @@ class Caller:
     key: str
 
     def call(self, path: str, *, key: str | None = None, **body: object) -> tuple[int, str]:
-        """Status, and 0 where nobody answers; of an answer that breaks off, what came."""
+        """Status, and 0 where nobody answers."""
         headers = {"Authorization": f"Bearer {self.key if key is None else key}", "Content-Type": "application/json"}
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, headers=headers)
@@ -50,39 +48,27 @@ class Caller:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
-        except IncompleteRead as broken:
-            return 200, broken.partial.decode()
         except OSError:
             return 0, ""
-
-
-def start(project: Project, nginx: str, run: str) -> Caller:
-    port = str(free_port())
-    project.compose(*SERVE, "up", "--detach", SERVE_PORT=port, NGINX_IMAGE=nginx, CUADRILLA_RUN=run)
-    caller = Caller(port=port, key=project.inside("replica-1", "cat", "/serve/key"))
-    wait_for(lambda: caller.call("/v1/models")[0] == 200)
-    return caller
 
 
 def test_two_replicas_behind_one_address_lose_one(project: Project, stories: Path, nginx: str) -> None:
     make_run(project.folder / "run", stories)
     owner_of(project.folder)
     project.compose("run", "--rm", "ingest", "cuadrilla", "train", "run", "--stop-at", "3")
-    caller = start(project, nginx, "run")
+    port = str(free_port())
+    project.compose(*SERVE, "up", "--detach", SERVE_PORT=port, NGINX_IMAGE=nginx, CUADRILLA_RUN="run")
+    caller = Caller(port=port, key=project.inside("replica-1", "cat", "/serve/key"))
+    wait_for(lambda: caller.call("/v1/models")[0] == 200)
     replicas = {name: project.containers(name)[0] for name in REPLICAS}
     assert [project.published(name) for name in REPLICAS] == [{}, {}]
     assert project.published("proxy") == {"8001/tcp": [{"HostIp": "127.0.0.1", "HostPort": caller.port}]}
     assert caller.call("/v1/models", key="")[0] == 401
 
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(caller.call, "/v1/completions", **ASKED, stream=number % 2 == 0) for number in range(60)]
-        wait_for(lambda: sum(each.done() for each in asked) >= 10)
-        docker("kill", replicas["replica-1"])
-        answers = [each.result() for each in asked]
+    docker("kill", replicas["replica-1"])
+    answers = [caller.call("/v1/completions", **ASKED) for _ in range(4)]
     assert {status for status, _ in answers} == {200}
-    broken = [body for _, body in answers[::2] if "[DONE]" not in body]
-    assert all('"text"' in body for body in broken)  # after their first token
-    assert len({json.loads(body)["choices"][0]["text"] for _, body in answers[1::2]}) == 1
+    assert len({json.loads(body)["choices"][0]["text"] for _, body in answers}) == 1
 
     docker("start", replicas["replica-1"])
     wait_for(lambda: docker("inspect", "--format", "{{.State.Health.Status}}", replicas["replica-1"]) == "healthy")
@@ -91,12 +77,3 @@ def test_two_replicas_behind_one_address_lose_one(project: Project, stories: Pat
     assert caller.key not in project.compose(*SERVE, "logs") + docker("inspect", *replicas.values())
     project.compose(*SERVE, "stop")
     assert [exit_code(each) for each in replicas.values()] == [0, 0]
-
-
-def test_a_task_predicts(project: Project, nginx: str) -> None:
-    owner_of(project.folder)
-    project.compose("run", "--rm", "ingest", "cuadrilla", "train", "examples/mlp.toml", "--set", "train.epochs=1.0")
-    caller = start(project, nginx, "examples")
-    status, said = caller.call("/v1/predict", inputs=[[0.1] * 20, [0.2] * 20])
-    assert status == 200, said
-    assert len(json.loads(said)["outputs"]) == 2

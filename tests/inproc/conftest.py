@@ -1,25 +1,15 @@
 """Transports for the shared batteries, crews for the tests of the crew link, a web server, a trained model."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cuadrilla.rundir import RunDir
-from tests import runs
 from tests.downloader import Downloader
 from tests.hostile import BIG, Crew
 from tests.models import language_run
-from tests.runs import Execute
-from tests.transports import IN_THREADS
 from tests.web import Server, serving
-
-
-@pytest.fixture(params=IN_THREADS)
-def execute(request: pytest.FixtureRequest) -> Execute:
-    """Through each transport in turn."""
-    return partial(runs.execute, transport=request.param)
 
 
 @pytest.fixture

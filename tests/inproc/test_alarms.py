@@ -1,10 +1,9 @@
 """`[alarm]` with real programs and real servers: told in time, never held up, nothing of the secret anywhere."""
 
 import json
+import shutil
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,16 @@ import pytest
 
 from cuadrilla.config import AlarmSection
 from cuadrilla.crew.bundle import offer
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.alarms import Alarms
 from cuadrilla.train.checkpoint import load_newest
 from tests.conftest import children
+from tests.hostile import wait_for
 from tests.inside import cuadrilla
-from tests.models import language_run
 from tests.web import Server, fixed, serving
 
-CEILING_SECONDS = 30.0
 SECRET = "T0PSECRETWORD"
 WRITES = "import sys; open(sys.argv[1], 'a', encoding='utf-8').write(sys.stdin.read() + '\\n')"
 HANGS_AT_FIRST = """
@@ -44,13 +42,6 @@ def pool_of_apprise() -> None:
         import apprise
 
         apprise.Apprise("json://127.0.0.1:9").notify("nobody")
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + CEILING_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
 
 
 def writer(file: Path) -> list[str]:
@@ -86,7 +77,7 @@ def test_a_program_is_told(tmp_path: Path) -> None:
     with Alarms(AlarmSection(command=writer(file)), run=run) as alarms:
         alarms.hear("joined", {"worker": "ana"})
         alarms.hear("left", {"worker": "ana", "reason": "it was\nswitched off {title}"})
-        until(lambda: told(file))
+        wait_for(lambda: bool(told(file)))
         alarms.hear("finished", {"version": 12, "complete": True, "reason": ""})
         alarms.hear("left", {"worker": "berta", "reason": "the run is over"})
     left, finished = told(file)
@@ -103,7 +94,7 @@ def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCa
         section = AlarmSection(address_file=address_file(run.path, to(server, f"/hook?token={SECRET}")))
         with pytest.raises(DataError), Alarms(section, run=run) as alarms:  # noqa: PT012
             alarms.hear("evicted", {"worker": "ana", "reason": "switched off"})
-            until(lambda: server.bodies)
+            wait_for(lambda: bool(server.bodies))
             raise DataError("{path} is gone", path="x.bin")
         left, failed = bodies(server)
     assert left["message"] == "ana has left: switched off"
@@ -111,25 +102,12 @@ def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCa
     assert SECRET not in caplog.text
 
 
-def test_both_are_told_in_the_language_of_who_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANGUAGE", "es")
-    run, file = run_in(tmp_path), tmp_path / "told"
-    with serving() as server:
-        server.on("/hook", fixed(200, b"ok"))
-        addresses = address_file(run.path, to(server, "/hook"))
-        with Alarms(AlarmSection(command=writer(file), address_file=addresses), run=run) as alarms:
-            alarms.hear("finished", {"version": 7, "complete": False, "reason": "interrupted"})
-        said = "parado en el paso 7: interrupted"
-        assert bodies(server)[0]["message"] == told(file)[0]["text"] == said
-        assert told(file)[0]["event"] == "stopped"
-
-
 def test_what_hangs_is_killed_and_the_last_word_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, file, last = run_in(tmp_path), tmp_path / "started", tmp_path / "told"
     command = [sys.executable, "-c", HANGS_AT_FIRST, str(file), str(last)]
     with Alarms(AlarmSection(command=command), run=run, limit_seconds=3.0) as alarms:
         alarms.hear("left", {"worker": "w", "reason": ""})
-        until(file.exists)
+        wait_for(file.exists)
         alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
     assert last.read_text() == "finished"
     assert not children()
@@ -142,7 +120,7 @@ def test_a_flood_is_one_message(tmp_path: Path) -> None:
         for number in range(1000):
             alarms.hear("left", {"worker": f"w{number}", "reason": ""})
         alarms.hear("alarm", {"message": "not asked for"})
-        until(lambda: told(file))
+        wait_for(lambda: bool(told(file)))
     assert [each["text"] for each in told(file)] == ["w0 has left: "]
 
 
@@ -159,22 +137,9 @@ def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     assert SECRET not in caplog.text
 
 
-def test_what_was_typed_wrong_is_no_alarm(tmp_path: Path) -> None:
-    run, file = run_in(tmp_path), tmp_path / "told"
-    for error in (ConfigError("no"), KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)), Alarms(AlarmSection(command=writer(file)), run=run):
-            raise error
-    assert not file.exists()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return language_run(tmp_path_factory.mktemp("made"))
-
-
-def test_a_run_tells_and_nobody_else_holds_the_section(trained: RunDir, tmp_path: Path) -> None:
+def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_path: Path) -> None:
     """Not the checkpoint, which a standby copies, nor what workers are offered; a run goes on with other alarms."""
-    file = tmp_path / "told"
+    file, trained = tmp_path / "told", RunDir(shutil.copytree(language.path.parent, tmp_path / "made") / "run")
     with serving() as server:
         server.on("/hook", fixed(200, b"ok"))
         address_file(trained.path, to(server, f"/hook?{SECRET}"))

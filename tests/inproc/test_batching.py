@@ -25,7 +25,7 @@ from tests.decided import decided_model
 
 pytestmark = pytest.mark.inproc
 
-VOCABULARY, CONTEXT = 97, 64
+VOCABULARY, CONTEXT = 97, 48
 GREEDY = Sampling(temperature=0, max_tokens=20)
 WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), Sampling(temperature=1.2, top_p=0.7))
 
@@ -58,16 +58,17 @@ async def tokens_of(call: Call) -> list[int]:
 
 @pytest.mark.parametrize("clients", [4, 64])
 def test_clients_that_come_and_go_at_random(model: InferenceModel, clients: int) -> None:
-    """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not."""
+    """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not; prompts longer than
+    the context among them, and rows that slide."""
     chance = random.Random(clients)
     shared = [chance.randrange(VOCABULARY) for _ in range(40)]
 
     async def client(service: Batcher, number: int) -> None:
         mine = random.Random(1000 * clients + number)
         for turn in range(3):
-            own = [mine.randrange(VOCABULARY) for _ in range(mine.randint(1, 12))]
+            own = [mine.randrange(VOCABULARY) for _ in range(mine.choice((1, 12, CONTEXT + 9)))]
             prompt = (shared if mine.random() < 0.4 else []) + own
-            most = mine.randint(1, CONTEXT - len(prompt))
+            most = mine.randint(1, CONTEXT)
             sampling = replace(mine.choice(WAYS), max_tokens=most, seed=mine.randrange(2**40))
             alone = list(generate(model, prompt, sampling=sampling))
             row = Row(list(prompt), sampling, num_top=1 if turn == 1 else None)

@@ -109,12 +109,6 @@ def test_two_models_are_compared_on_the_same_items(
     assert ours["differences"] == []
 
 
-def test_tests_are_read_before_a_model_is_loaded(language: RunDir, tmp_path: Path) -> None:
-    (tmp_path / "no-model").mkdir()
-    with pytest.raises(DataError, match=r"nada\.tsv"):
-        evaluate([tmp_path / "no-model", language.path], pairs_file=[tmp_path / "nada.tsv"], device="cpu")
-
-
 def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--stories works only with one run"):
         evaluate([language.path, exported], stories=3)

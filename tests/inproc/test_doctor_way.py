@@ -5,8 +5,6 @@ import http.server
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,57 +13,29 @@ from cuadrilla.doctor import way
 from cuadrilla.doctor.finding import Finding
 from cuadrilla.doctor.way import judged, walk
 from cuadrilla.home import Home, Joined
-from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Check, NodeReport, Progress
-from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import load_node
-from cuadrilla.link.server import CrewServer
-from tests.crews import join
+from cuadrilla.link.identity import save_node
+from tests.hostile import Crew
 from tests.inside import cuadrilla
 from tests.ports import free_port
 
 STEPS = ["name", "tcp", "tls", "member", "speed"]
 
 
-class Nobody:
-    """A run without workers."""
-
-    def deliver(self, worker: str, message: object) -> None: ...
-
-    def heard(self, worker: str, progress: Progress) -> None: ...
-
-    def reported(self, worker: str, report: NodeReport) -> None: ...
-
-    def left(self, worker: str, reason: str) -> None: ...
-
-
-class Crew:
-    """A coordinator in this process. Its list has the nodes `ana` and `luis`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.server = folder, CrewServer(folder / "crew", receiver=Nobody())
-        self.keys, self.nodes = self.server.keys, self.server.nodes
-        self.address = Address("127.0.0.1", self.server.serve("127.0.0.1:0"))
-
-    def node(self, name: str, *, folder: Path | None = None) -> Joined:
-        """A machine with a token of this crew; `eva` was kicked."""
-        path = folder or self.folder / name
-        join(path, name=name, crew=self.keys, nodes=self.nodes)
-        if name == "eva":
-            self.nodes.remove(name)
-        return Joined(folder=path, address=str(self.address), name=name)
-
-    def dial(self, name: str) -> Connection:
-        return Connection(str(self.address), identity=load_node(self.node(name).folder))
-
-
-@pytest.fixture
-def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "MEASURE_SECONDS", 0.05)
-    made = Crew(tmp_path / "one")
-    yield made
-    made.server.close()
+
+
+def address_of(crew: Crew) -> Address:
+    return Address("127.0.0.1", crew.port)
+
+
+def joined(crew: Crew, name: str, *, folder: Path | None = None) -> Joined:
+    """A machine with a token of this crew."""
+    path = folder or crew.folder / name
+    save_node(path, crew.node(name))
+    return Joined(folder=path, address=crew.address, name=name)
 
 
 def walked(address: Address, crew: Joined | None) -> dict[str, Finding]:
@@ -81,7 +51,7 @@ def broken(found: dict[str, Finding], step: str) -> Finding:
 
 def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.remember(crew.node("ana", folder=home.path / "joined" / "it"))
+    home.remember(joined(crew, "eva", folder=home.path / "joined" / "it"))
     done = cuadrilla(
         "doctor", "--json", "--timeout", "0.1", crew.address, env={"CUADRILLA_HOME": str(home.path), "PATH": "/bin"}
     )
@@ -92,7 +62,7 @@ def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path) -> None:
 
 
 def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
-    found = walked(crew.address, None)
+    found = walked(address_of(crew), None)
     assert list(found) == [*STEPS[:3], "member"]
     assert {each.level for each in found.values()} == {"ok"}
     assert found["tls"].cause == "a coordinator of cuadrilla"
@@ -101,12 +71,14 @@ def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
 def test_another_crews_coordinator_and_a_node_that_was_kicked(crew: Crew, tmp_path: Path) -> None:
     other = Crew(tmp_path / "other")
     try:
-        found = broken(walked(other.address, crew.node("ana")), "tls")
+        found = broken(walked(address_of(other), joined(crew, "eva")), "tls")
     finally:
-        other.server.close()
+        other.close()
     assert "is not the coordinator of the crew that this machine has joined" in found.cause
     assert found.command == "cuadrilla join --new"
-    kicked = broken(walked(crew.address, crew.node("eva")), "member")
+    luis = joined(crew, "luis")
+    crew.nodes.remove("luis")
+    kicked = broken(walked(address_of(crew), luis), "member")
     assert "is not in the crew, or no longer" in kicked.cause
     assert (kicked.command, kicked.shell) == ("cuadrilla invite", "coordinator")
 
@@ -147,22 +119,3 @@ def test_what_the_rates_mean_for_a_step(rate: float, level: str, cause: str, rem
 
 
 # What the coordinator's half never does (who may call: test_link_callers.py)
-
-
-def test_who_does_not_go_on_with_a_measurement_is_in_nobody_s_way(crew: Crew) -> None:
-    end = threading.Event()
-
-    def silence() -> Iterator[bytes]:
-        yield wire.encode(Check())
-        yield b"hola"
-        end.wait(timeout=150)
-
-    with closing(crew.dial("ana")) as ana, closing(crew.dial("luis")) as luis:
-        never_read = ana.stream("Call", iter([Check(seconds=60)]))
-        next(never_read)  # the measurement has begun
-        silent = ana.stream("Call", silence(), seconds=150)
-        assert luis.receive_for(0.01) > 0
-        assert luis.send_for(0.01) > 0
-        never_read.cancel()
-        silent.cancel()
-        end.set()

@@ -1,23 +1,24 @@
 """The exact strategy beyond the shared battery: unequal workers = one worker, whatever dies, resumes or overflows."""
 
 import math
-import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from cuadrilla.config import TrainSection
 from cuadrilla.errors import CuadrillaError, GuardError, TaskError
-from cuadrilla.link.base import Contribution, Link, Progress, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
-from tests.faults import FaultyLink, Script, play
+from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
+from tests.faults import Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
-from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
+from tests.sessions import FP32, SOME_LEASE, ConstantGradient, answer, answer_of, recipe_of, worker_half
 from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression
 
 STRICT = "sync.strict=true"
@@ -110,33 +111,6 @@ def test_a_flipped_bit_is_found_and_its_units_are_computed_elsewhere(tmp_path: P
         assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
 
 
-@pytest.mark.parametrize("strict", [STRICT, ADAMW])
-def test_an_all_zero_gradient_is_computed_elsewhere_and_named(tmp_path: Path, strict: str) -> None:
-    """A device that computes nothing, once: its loss is there, its gradient is not."""
-    wrap, played = play(Script(worker="worker-2", at=1, phase="upload", action="zero"))
-    execute(tmp_path / "one", RaggedRegression(), strict)
-    execute(tmp_path / "crew", RaggedRegression(), strict, workers([1.0, 1.0]), wrap_link=wrap)
-    assert played
-    [found] = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "all-zero gradient"]
-    assert (found["worker"], found["version"]) == ("worker-2", 2)
-    assert set(found["units"]) < set(range(24, 48))
-    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= (0 if strict == STRICT else 1e-6)
-
-
-def test_a_worker_that_keeps_sending_nonsense_is_left_out(tmp_path: Path) -> None:
-    """Many small units in a round, so that even a worker that is slow to start gets some of each."""
-    sets = (ADAMW, "train.steps=20", "train.batch_sequences=48", "train.unit_sequences=1")
-    scripts = [Script(worker="worker-2", at=at, phase="upload", action="nan", repeat=True) for at in range(20)]
-    wrap, _ = play(*scripts)
-    execute(tmp_path / "one", RaggedRegression(), *sets)
-    outcome = execute(tmp_path / "crew", RaggedRegression(), *sets, workers([1.0, 1.0, 1.0]), wrap_link=wrap)
-    assert outcome.complete
-    assert relative_difference(final(tmp_path / "crew"), final(tmp_path / "one")) <= 1e-6
-    evicted = [row for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "evicted"]
-    assert [row["worker"] for row in evicted] == ["worker-2"]
-    assert "left out" in evicted[0]["reason"]
-
-
 class OneBadExample(RaggedRegression):
     """Example 7 gives a NaN, on every machine."""
 
@@ -179,22 +153,33 @@ def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(tmp_path: Path) ->
     assert caught.value.exit_code == 8
 
 
-class Leaking(RaggedRegression):
-    """From its third loss on the allocator says no, however little is asked for."""
+class Loud(RaggedRegression):
+    """Gradients that overflow fp16 at the first loss scales."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-        loss, count = super().loss(model, batch)
-        if self.num_losses > 2 and torch.is_grad_enabled():
-            torch.empty(2**60, dtype=torch.uint8)
-        return loss, count
+        total, count = super().loss(model, batch)
+        return total * 1000, count
 
 
-def test_memory_that_does_not_come_back_ends_in_exit_code_8_at_the_third_try(tmp_path: Path) -> None:
-    task = Leaking()
-    with pytest.raises(CuadrillaError, match="a single sequence") as caught:
-        execute(tmp_path, task, "train.pass_sequences=4")
-    assert caught.value.exit_code == 8
-    assert task.num_losses == 2 + 3  # passes of 4, 2 and 1
+def test_an_overflow_in_half_precision_is_computed_again_and_never_sent() -> None:
+    """And no weight moves."""
+    task, weights = Loud(), dict(Loud().model().named_parameters())
+    half = Precision(dtype=torch.float16, reason="test", loss_scale=INITIAL_FP16_SCALE)
+    lease = replace(SOME_LEASE, units=(0, 1), planned_tokens=24)
+    section = TrainSection(batch_sequences=8, unit_sequences=4)
+    said, passes = [], []
+    for precision in (FP32, half):
+        model, task.num_losses = task.model(), 0
+        sync = worker_half(model)
+        said.append(
+            answer(lease, task=task, model=model, sync=sync, weights=weights, section=section, precision=precision)
+        )
+        passes.append(task.num_losses)
+        assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    assert passes[1] > passes[0]  # it did overflow
+    assert said[1].valid
+    assert said[1].tokens == said[0].tokens
+    assert relative_difference(dict(said[1].tensors), dict(said[0].tensors)) < 0.02
 
 
 class Exploding(RaggedRegression):
@@ -249,36 +234,6 @@ def test_strict_refuses_what_does_not_fit_into_fixed_point() -> None:
 
 def test_the_largest_seed(tmp_path: Path) -> None:
     assert execute(tmp_path, RaggedRegression(), f"run.seed={2**63 - 1}", "train.steps=2").complete
-
-
-class _Mindful(FaultyLink):
-    """Notes after each first pass of a lease how many tensors of the answer before are still in memory."""
-
-    def __init__(self, worker: str, link: Link) -> None:
-        super().__init__(worker, link, [], [])
-        self.answered: list[weakref.ref[Tensor]] = []
-        self.kept: list[int] = []
-
-    def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Progress) and self.answered:
-            self.kept.append(sum(tensor() is not None for tensor in self.answered))
-            self.answered = []
-        if isinstance(message, Contribution):
-            self.answered = [weakref.ref(tensor) for tensor in message.tensors.values()]
-        super().call(message)
-
-
-@pytest.mark.parametrize("strict", ["true", "false"])
-def test_an_answer_is_not_kept_while_the_next_lease_computes(tmp_path: Path, strict: str) -> None:
-    links: list[_Mindful] = []
-
-    def wrap(worker: str, link: Link) -> Link:
-        links.append(_Mindful(worker, link))
-        return links[-1]
-
-    execute(tmp_path, RaggedRegression(), workers([1.0]), f"sync.strict={strict}", wrap_link=wrap)
-    assert len(links[0].kept) > 5
-    assert not any(links[0].kept)
 
 
 @pytest.mark.parametrize("speeds", [[1.0, 1.0, 1.0], [1.0, 0.5, 0.25]])

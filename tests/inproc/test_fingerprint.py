@@ -1,52 +1,39 @@
 """Who computes with another program is no member of a crew: the version of cuadrilla, and the code of the model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cuadrilla
-from cuadrilla.link.base import Hello, Link, TensorRef, Tensors, ToCoordinator, ToWorker
+from cuadrilla.link.base import Hello, Link, ToCoordinator
 from cuadrilla.model.task import load_task
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.train.fingerprint import code_fingerprint
 from tests import runs
 from tests.commands import TASK
-from tests.runs import final_sha256, workers
+from tests.faults import FaultyLink
+from tests.runs import execute, final_sha256, workers
 from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
-execute = partial(runs.execute, transport="grpc")
 CREW = (workers([1.0, 1.0]),)
 VERSION = cuadrilla.__version__
 
 
-@dataclass(frozen=True)
-class OtherLink:
+class OtherLink(FaultyLink):
     """A worker's link on which it says other things about itself; None: nothing."""
 
-    link: Link
-    facts: Mapping[str, str | None]
+    def __init__(self, link: Link, facts: Mapping[str, str | None]) -> None:
+        super().__init__("", link, [], [])
+        self._facts = facts
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Hello):
-            told = {**message.environment, **self.facts}
+            told = {**message.environment, **self._facts}
             message = replace(message, environment={key: value for key, value in told.items() if value is not None})
-        self.link.call(message)
-
-    def next_event(self) -> ToWorker:
-        return self.link.next_event()
-
-    def interrupted(self) -> bool:
-        return self.link.interrupted()
-
-    def download(self, ref: TensorRef) -> Tensors:
-        return self.link.download(ref)
-
-    def close(self) -> None:
-        self.link.close()
+        super().call(message)
 
 
 @pytest.mark.parametrize(

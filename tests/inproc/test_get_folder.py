@@ -10,8 +10,7 @@ import pytest
 from cuadrilla.data import download
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.record import RECORD
-from cuadrilla.errors import ConfigError, DataError, LinkError, ResourceError
-from cuadrilla.rundir import FolderLock
+from cuadrilla.errors import DataError, LinkError, ResourceError
 from tests.conftest import SMALL_DISK_BYTES
 from tests.downloader import OTHER, TEXT, THIRD, Downloader
 from tests.reading import find
@@ -101,14 +100,6 @@ def test_a_record_of_others_says_nothing(tmp_path, content):
     (tmp_path / RECORD).write_text(content)
     (tmp_path / "a.txt").write_text("hola")
     assert licences(tmp_path) == {"a.txt": "unknown"}
-
-
-def test_one_process_at_a_time(server, pull):
-    url = server.on("/a.txt", whole(TEXT))
-    pull.folder.mkdir()
-    with FolderLock(pull.folder / ".lock", purpose="a test"), pytest.raises(ConfigError, match="in use"):
-        pull(url)
-    assert server.seen == []
 
 
 @pytest.mark.parametrize(("damage", "begins"), [("", f"bytes={THIRD}-"), ("tag", None), ("part", None)])

@@ -115,6 +115,19 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
         export_gguf(run.path, to=tmp_path / "model.gguf")
 
 
+def test_a_tokenizer_that_takes_all_memory_is_refused(published: Path, tmp_path: Path) -> None:
+    """Sixteen steps that each write four letters for one make 4 GiB of one letter, when a token is normalised."""
+    path = published / "tokenizer.json"
+    value = json.loads(path.read_bytes())
+    fourfold = {"type": "Replace", "pattern": {"String": "q"}, "content": "qqqq"}
+    value["normalizer"] = {"type": "Sequence", "normalizers": [fourfold] * 16}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    value["added_tokens"].append({"id": len(value["model"]["vocab"]), "content": "q", **flags})
+    path.write_text(json.dumps(value))
+    with pytest.raises(DataError, match="loses or changes text"):
+        import_model(published, to=tmp_path / "new")
+
+
 def test_data_of_another_tokenizer_is_refused(published: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
@@ -69,12 +69,12 @@ class Crew:
         wanted = self.coordination._work.ledger.leases
         return leases[-1] if leases and leases[-1].lease_id in wanted else None
 
-    def answers(self, worker: str, lie: Lie | None = None) -> None:
+    def answers(self, worker: str, lie: Lie | None = None, *, seconds: float = LEASE_SECONDS) -> None:
         """To its lease, if it has one: what is right, but for the lie."""
         lease = self.lease_of(worker)
         if lease is None:
             return
-        self.now += LEASE_SECONDS
+        self.now += seconds
         right = self.honest(lease)
         fields = {
             "tokens": right.tokens,
@@ -101,6 +101,15 @@ class Crew:
         for _ in range(rounds):
             self.answers("mala", lie)
             self.answers("ana")
+
+    def units(self, *workers: str) -> list[tuple[int, ...]]:
+        """What each is to compute now; nothing if it was sent away."""
+        return [lease.units if (lease := self.lease_of(worker)) else () for worker in workers]
+
+    def both(self, a: Lie, b: Lie) -> None:
+        """`a` and `b` answer at once."""
+        self.answers("a", a)
+        self.answers("b", b, seconds=0.0)
 
     def named(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(RunDir(self.folder).events) if row["event"] == kind]
@@ -156,6 +165,100 @@ def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]
     assert [row["worker"] for row in crew.named("evicted")] == ["mala"]
     assert crew.coordination.outcome is not None
     assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
+
+
+# What looks wrong: none of a gradient, or all of it ten times too large
+
+SUSPECTS = ("train.batch_sequences=2", "train.unit_sequences=1", "optim.kind=adamw")
+
+
+class Line(RaggedRegression):
+    def model(self) -> nn.Module:
+        return nn.Linear(12, 1, bias=False)
+
+
+def gradient(value: float, *, loss: float = 1.0) -> Lie:
+    return lambda _: {"tokens": 1, "loss_sum": loss, "tensors": {"weight": torch.full((1, 12), value)}}
+
+
+@pytest.fixture
+def pair(make: Callable[..., Crew]) -> Callable[[int], Crew]:
+    """`a` and `b`, who have a unit each."""
+
+    def begin(steps: int) -> Crew:
+        crew = make(*SUSPECTS, f"train.steps={steps}", task=Line())
+        crew.joins("a", "b")
+        assert [len(units) for units in crew.units("a", "b")] == [1, 1]
+        return crew
+
+    return begin
+
+
+def test_a_sick_device_is_sent_away_at_the_second_round(pair: Callable[[int], Crew]) -> None:
+    crew = pair(3)
+    for _ in range(2):
+        sick = crew.units("b")
+        crew.both(gradient(1.0), gradient(0.0))
+        assert crew.units("a") == sick
+        crew.answers("a", gradient(1.0))
+    assert crew.units("b") == [()]
+    assert [(row["worker"], row["units"]) for row in crew.named("all-zero gradient")] == [("b", [1]), ("b", [3])]
+    assert [row["worker"] for row in crew.named("evicted")] == ["b"]
+    assert crew.named("units skipped") == []
+
+
+def test_what_two_devices_agree_on_counts(pair: Callable[[int], Crew]) -> None:
+    """A unit from which nothing can be learned: its tokens count, and nobody is to blame."""
+    crew = pair(3)
+    for _ in range(3):
+        sick = crew.units("b")
+        crew.both(gradient(1.0), gradient(0.0))
+        assert crew.units("a") == sick
+        crew.answers("a", gradient(0.0))
+    assert crew.named("evicted") == crew.named("units skipped") == []
+    assert [row["units"] for row in crew.named("confirmed")] == [[1], [3], [5]]
+    assert crew.coordination.outcome is not None
+    assert crew.coordination.outcome.tokens == 6
+
+
+@pytest.mark.parametrize(("again", "evicted"), [(1000.0, []), (1.0, ["b"])])
+def test_what_another_finds_as_large_counts_and_who_sent_it_is_not_blamed(
+    pair: Callable[[int], Crew], again: float, evicted: list[str]
+) -> None:
+    """By nature, or because a device is sick: whoever computes it next knows."""
+    crew = pair(3)
+    for _ in range(2):
+        large = crew.units("b")
+        crew.both(gradient(1.0), gradient(1000.0))
+        assert crew.units("a") == large
+        crew.answers("a", gradient(again))
+    assert [row["worker"] for row in crew.named("outlier")] == ["b", "b"]
+    assert [row["units"] for row in crew.named("confirmed")] == ([] if evicted else [[1], [3]])
+    assert [row["worker"] for row in crew.named("evicted")] == evicted
+    assert crew.named("units skipped") == []
+
+
+def test_where_nobody_has_a_gradient_nothing_can_be_compared(pair: Callable[[int], Crew]) -> None:
+    crew = pair(3)
+    crew.both(gradient(0.0), gradient(0.0))
+    assert [row["workers"] for row in crew.named("the gradient is exactly zero")] == [["a", "b"]]
+    assert crew.named("all-zero gradient") == []
+
+
+def test_a_loss_ten_times_too_large_is_skipped_and_named(pair: Callable[[int], Crew]) -> None:
+    """A size that honest contributions can have, too: no reason to doubt a device, the guard skips the update."""
+    crew, weights = pair(50), []
+    for step in range(1, 43):
+        suspects = crew.units("b") if step == 41 else []
+        factor = 10.0 if step == 41 else 1.0
+        crew.both(gradient(1.0), gradient(factor, loss=factor))
+        weights.append(next(crew.context.model.parameters()).detach().clone())
+        if suspects:
+            [skipped] = crew.named("update skipped")
+            assert (skipped["version"], skipped["units"]) == (41, [80, 81])
+            assert (skipped["highest"], [tuple(skipped["highest_units"])]) == ("b", suspects)
+    assert torch.equal(weights[40], weights[39])
+    assert not torch.equal(weights[41], weights[40])
 
 
 # Anything that has the form of a message, with any numbers
@@ -248,55 +351,3 @@ def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
             }
             said = Contribution(lease_id=number, tokens=tokens, loss_sum=loss, transfer_seconds=transfer, valid=valid)
             crew.says("mala", said, tensors)
-
-
-def test_who_waits_for_the_end_finds_all_members_told_why(make: Callable[..., Crew]) -> None:
-    """It closes the transports then: a final_stop that comes later is not heard."""
-    crew = make("train.steps=12")
-    crew.joins("ana", "luis")
-    before: list[bool] = []
-
-    def send(worker: str, message: ToWorker) -> None:
-        if isinstance(message, Stop):
-            before.append(crew.coordination.outcome is None)
-
-    crew.coordination.open(send)
-    crew.coordination.request_stop("the run was stopped by Ctrl-C")
-    crew.coordination.tick()
-    assert before == [True, True]
-    assert crew.coordination.outcome is not None
-
-
-class Watched:
-    """A sink that hears how far a step is."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[int, float]] = []
-
-    def working(self, step: int, part: float) -> None:
-        self.heard.append((step, part))
-
-    def log(self, step: int, scalars: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_crews_step_is_shown_while_it_is_made(make: Callable[..., Crew]) -> None:
-    crew, watched = make("train.steps=12"), Watched()
-    crew.coordination._sinks = [watched]
-    crew.joins("ana", "luis")
-    shares = [len(lease.units) for name in ("ana", "luis") if (lease := crew.lease_of(name))]
-    assert len(shares) == 2
-    crew.coordination.heard("ana", Progress(micro_steps=1, part=0.5))
-    crew.coordination.tick()
-    assert watched.heard[-1] == (1, pytest.approx(0.5 * shares[0] / sum(shares)))
-    crew.answers("ana")
-    crew.coordination.heard("luis", Progress(micro_steps=1, part=0.25))
-    crew.coordination.tick()
-    assert watched.heard[-1] == (1, pytest.approx((shares[0] + 0.25 * shares[1]) / sum(shares)))
-    crew.answers("luis")
-    number = len(watched.heard)
-    crew.coordination.tick()
-    assert len(watched.heard) == number  # nothing of the second step is done

@@ -181,18 +181,6 @@ def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> Non
         assert hashlib.sha256((crew.folder / "fetched").read_bytes()).digest() == file.sha256
 
 
-def test_a_job_is_recalled_and_given_back(crew: Jobs) -> None:
-    ana = crew.joins("ana")
-    crew.gives("0000-0", ana)
-    crew.executor.preempt("0000-0")
-    assert ana.order() == Recall(job="0000-0")
-    ana.send("0000-0", 4)
-    ana.session.call(JobNews(job="0000-0", ended=GIVEN_BACK))
-    left = crew.ends()
-    assert (left.complete, left.reason) == (False, "")
-    assert crew.versions("0000-0") == [4]
-
-
 def test_a_machine_that_is_paused_saves_first(crew: Jobs) -> None:
     """It gets nothing new meanwhile."""
     ana = crew.joins("ana")

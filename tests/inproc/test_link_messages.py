@@ -165,33 +165,18 @@ def test_a_node_has_one_upload_at_a_time(big_crew: Crew) -> None:
     assert crew.works()
 
 
-def test_downloads_from_beyond_the_end(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+NOT_OFFERED = ("", "../crew/coordinator.json", "/etc/passwd", "file.bin", "ñ", "x" * MIB)
+
+
+def test_downloads_from_beyond_the_end_and_of_what_is_not_offered(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     assert crew.works()  # makes version 1
     with abuser(crew, crew.node("mala")) as client:
-        for offset in (0, 1, 499, 500, 501, 2**31, 2**63 - 1, 2**63, HUGE):
+        for offset in (0, 499, 500, 501, 2**31, 2**63, HUGE):
             for wanted in ({"version": 1}, {"sha256": (b"f" * 32).hex()}):
                 got = client.status("Call", [said("Download", **wanted, offset=offset)])
                 assert got in ("OK", "INVALID_ARGUMENT"), (wanted, offset)
-    assert "Traceback" not in caplog.text
-    assert crew.works()
-
-
-NOT_OFFERED = (
-    "",
-    "../crew/coordinator.json",
-    "/etc/passwd",
-    "crew/coordinator.json",
-    "file.bin",
-    "ñ",
-    "x" * MIB,
-)
-
-
-def test_downloads_of_what_is_not_offered(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
-    with abuser(crew, crew.node("mala")) as client:
         for name in NOT_OFFERED:
-            got = client.status("Call", [said("Download", sha256=name)])
-            assert got == "INVALID_ARGUMENT", name[:80]
+            assert client.status("Call", [said("Download", sha256=name)]) == "INVALID_ARGUMENT", name[:80]
         assert client.status("Call", [Download(version=0)]) == "INVALID_ARGUMENT"
     assert "Traceback" not in caplog.text
     assert crew.works()

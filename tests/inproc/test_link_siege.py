@@ -50,5 +50,5 @@ def test_a_node_that_says_anything_at_all_changes_nothing(tmp_path: Path) -> Non
     def wrap(worker: str, link: Link) -> Link:
         return Enemy(link, hello) if worker == "worker-3" else link
 
-    assert run_through("grpc", context, wrap_link=wrap).complete
+    assert run_through(context, wrap_link=wrap).complete
     assert final_sha256(tmp_path / "run") == final_sha256(tmp_path / "undisturbed")

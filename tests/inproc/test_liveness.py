@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,13 +68,6 @@ class Router:
                     target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
-
-
-@pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    crew = Crew(tmp_path)
-    yield crew
-    crew.close()
 
 
 @pytest.fixture

@@ -39,18 +39,7 @@ def types(home: Home) -> Type:
     return lambda *words: cuadrilla(*words, env=os.environ | {"CUADRILLA_HOME": str(home.path)})
 
 
-HOSTILE = [
-    "",
-    " ",
-    "maria",
-    "../../etc/passwd",
-    "ana/cpu",
-    "coordinator",
-    "{name}",
-    "\x1b[2Jana",
-    "ana\nluis",
-    "x" * 9999,
-]
+HOSTILE = ["", "../../etc/passwd", "ana/cpu", "{name}", "\x1b[2Jana\nluis", "x" * 9999]
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))

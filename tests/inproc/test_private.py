@@ -11,7 +11,6 @@ import pytest
 
 from cuadrilla.rundir import RunDir
 from tests.inside import cuadrilla
-from tests.models import language_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes of files")
 
@@ -32,17 +31,12 @@ def open_to_others(folder: Path) -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return language_run(tmp_path_factory.mktemp("made")).path
-
-
-def test_a_training_in_a_folder_that_is_open(prepared: Path, tmp_path: Path) -> None:
+def test_a_training_in_a_folder_that_is_open(language: RunDir, tmp_path: Path) -> None:
     """The folder and its run file are somebody's choice; the rest is not."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
-    shutil.copy(prepared / "run.toml", run.run_file)
-    shutil.copytree(prepared.parent / "data", tmp_path / "data")
+    shutil.copy(language.run_file, run.run_file)
+    shutil.copytree(language.path.parent / "data", tmp_path / "data")
     words = ("--set", "checkpoint.journal='on'", "--set", "sample.tokens=4", "--set", "evaluate.every_tokens=1")
     done = cuadrilla("train", run.path, *words)
     assert done.returncode == 0, done.stderr
@@ -51,9 +45,9 @@ def test_a_training_in_a_folder_that_is_open(prepared: Path, tmp_path: Path) -> 
     assert open_to_others(run.path) == {"run.toml"}
 
 
-def test_run_folders_that_commands_make(prepared: Path, tmp_path: Path) -> None:
+def test_run_folders_that_commands_make(language: RunDir, tmp_path: Path) -> None:
     assert cuadrilla("new", tmp_path / "new").returncode == 0
-    assert cuadrilla("export", "hf", prepared, "--to", tmp_path / "hf").returncode == 0
+    assert cuadrilla("export", "hf", language.path, "--to", tmp_path / "hf").returncode == 0
     done = cuadrilla("import", tmp_path / "hf", "--to", tmp_path / "imported")
     assert done.returncode == 0, done.stderr
     assert open_to_others(tmp_path) >= {"hf"}  # to be handed on

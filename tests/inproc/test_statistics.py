@@ -12,8 +12,7 @@ from cuadrilla.errors import TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.train.checkpoint import load_checkpoint
-from tests.faults import play
-from tests.inproc.test_recovery import CRASHED, CREW, NO_BEST
+from tests.inproc.test_recovery import NO_BEST
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.tasks import Normalised, RaggedRegression
 
@@ -67,20 +66,6 @@ def test_statistics_and_evaluation_computed_by_hand(tmp_path: Path) -> None:
     squares = (output - torch.tensor(held_out.y)).square() * torch.tensor(held_out.count)[:, None]
     by_hand = float(squares.sum()) / int(held_out.count.sum())
     assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(by_hand, rel=1e-5)
-
-
-def test_the_journal_gives_them_back(tmp_path: Path) -> None:
-    """Both workers die in step 6, and the coordinator with them: five steps are in the journal only."""
-    execute(tmp_path / "whole", Normalised(), *CREW)
-    wrap, played = play(*CRASHED)
-    with pytest.raises(Exception, match="scripted"):
-        execute(tmp_path / "crashed", Normalised(), *CREW, NO_BEST, wrap_link=wrap)
-    assert played
-    assert [int(final(tmp_path / "crashed")[name]) for name in COUNTS] == [0, 0]
-    execute(tmp_path / "crashed", Normalised(), *CREW, NO_BEST)
-    redone = [row for row in read_jsonl(RunDir(tmp_path / "crashed").events) if row["event"] == "redone"]
-    assert [(row["version"], row["steps"]) for row in redone] == [(5, 5)]
-    assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
 
 
 class Spiking(Normalised):

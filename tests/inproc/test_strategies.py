@@ -1,16 +1,10 @@
-"""What holds for every strategy at its exact setting, through every transport, and in the simulator.
+"""What holds for every strategy at its exact setting, over the crew link."""
 
-`average` is none of the product's: it is written in tests/average.py over the seam, and over nothing else.
-"""
-
-import logging
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from cuadrilla.config import TrainSection
 from cuadrilla.link.base import (
@@ -20,22 +14,17 @@ from cuadrilla.link.base import (
     TensorRef,
     Tensors,
     ToCoordinator,
-    ToWorker,
-    Version,
 )
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact
-from cuadrilla.sync.strategy import Strategy, Sums
+from cuadrilla.sync.strategy import Strategy
 from cuadrilla.sync.windows import Windows
 from cuadrilla.sync.work import Rounds, Share, Work
 from cuadrilla.train.checkpoint import tensors_sha256
-from tests import runs
-from tests.average import Average
-from tests.faults import PHASES, Phase, Script, play
-from tests.runs import UNEQUAL, Execute, final, final_sha256, metrics, relative_difference, workers
-from tests.sessions import ConstantGradient, answer, answer_of, recipe_of
-from tests.simulate.run import RULES, simulate
+from tests.faults import PHASES, FaultyLink, Phase, Script, play
+from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
+from tests.sessions import ConstantGradient, answer, recipe_of
 from tests.tasks import RaggedRegression
 
 
@@ -60,12 +49,10 @@ STRATEGIES: dict[str, Strategy] = {
     "strict": Exact(strict=True),
     "windows": Windows(steps=1, bits=32),
     "strict windows": Windows(steps=1, bits=32, strict_lanes=LANES),
-    "average": Average(),
 }
 MANY_STEPS: dict[str, Strategy] = {
     "windows of many steps": Windows(steps=4),
     "strict windows of many steps": Windows(steps=4, strict_lanes=LANES),
-    "average of many steps": Average(steps=4),
     "exact steps and windows": Alternating(),
 }
 ROUNDING = 1e-6
@@ -85,7 +72,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     for name in ("exact", *STRICT):
         strategy = {**STRATEGIES, **MANY_STEPS}[name]
-        runs.execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
+        execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
     return folder
 
 
@@ -98,9 +85,7 @@ def is_what_one_worker_gives(folder: Path, alone: Path, strategy: Strategy) -> b
 
 
 @pytest.mark.parametrize("crew", UNEQUAL)
-def test_unequal_workers_equal_one_worker(
-    execute: Execute, tmp_path: Path, alone: Path, strategy: Strategy, crew: str
-) -> None:
+def test_unequal_workers_equal_one_worker(tmp_path: Path, alone: Path, strategy: Strategy, crew: str) -> None:
     execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, workers(UNEQUAL[crew]), strategy=strategy)
     assert is_what_one_worker_gives(tmp_path, alone, strategy)
     losses = [[row["loss"] for row in metrics(folder)] for folder in (tmp_path, alone / "exact")]
@@ -109,7 +94,7 @@ def test_unequal_workers_equal_one_worker(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_worker_lost_at_any_phase_changes_nothing(
-    execute: Execute, tmp_path: Path, alone: Path, strategy: Strategy, phase: Phase
+    tmp_path: Path, alone: Path, strategy: Strategy, phase: Phase
 ) -> None:
     wrap, played = play(Script(worker="worker-2", at=None, phase=phase))  # a slow one may never see a certain version
     crew = workers([1.0, 1.0, 1.0])
@@ -121,9 +106,7 @@ def test_a_worker_lost_at_any_phase_changes_nothing(
 
 
 @pytest.mark.parametrize("phase", [None, *PHASES])
-def test_strict_windows_have_one_workers_bits(
-    execute: Execute, tmp_path: Path, alone: Path, phase: Phase | None
-) -> None:
+def test_strict_windows_have_one_workers_bits(tmp_path: Path, alone: Path, phase: Phase | None) -> None:
     """Whoever computes which lane, and whoever is lost."""
     name = "strict windows of many steps"
     wrap, played = play(Script(worker="worker-2", at=None, phase=phase)) if phase else (None, [True])
@@ -134,7 +117,7 @@ def test_strict_windows_have_one_workers_bits(
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
-def test_run_8_equals_run_3_and_resume_5(execute: Execute, tmp_path: Path, name: str) -> None:
+def test_run_8_equals_run_3_and_resume_5(tmp_path: Path, name: str) -> None:
     """The weights and every loss; with several steps in a lease as well."""
     strategy = {**STRATEGIES, **MANY_STEPS}[name]
     execute(tmp_path / "whole", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
@@ -167,34 +150,23 @@ class Listening:
         return _Ear(link, self)
 
 
-class _Ear:
+class _Ear(FaultyLink):
     def __init__(self, link: Link, heard: Listening) -> None:
-        self._link, self._heard, self._version, self._held = link, heard, -1, ""
+        super().__init__("", link, [], [])
+        self._heard, self._held = heard, ""
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
             self._heard.read[message.lease_id] = self._version, self._held
-        self._link.call(message)
-
-    def next_event(self) -> ToWorker:
-        event = self._link.next_event()
-        if isinstance(event, Version):
-            self._version = event.version
-        return event
-
-    def interrupted(self) -> bool:
-        return self._link.interrupted()
+        super().call(message)
 
     def download(self, ref: TensorRef) -> Tensors:
-        held = self._link.download(ref)
+        held = super().download(ref)
         self._held = tensors_sha256(held)
         return held
 
-    def close(self) -> None:
-        self._link.close()
 
-
-def test_all_members_hold_the_same_bits(execute: Execute, tmp_path: Path, strategy: Strategy) -> None:
+def test_all_members_hold_the_same_bits(tmp_path: Path, strategy: Strategy) -> None:
     heard = Listening()
     crew = workers([1.0, 0.5, 0.25])
     execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=strategy, wrap_link=heard)
@@ -203,20 +175,8 @@ def test_all_members_hold_the_same_bits(execute: Execute, tmp_path: Path, strate
     assert all(len(hashes) == 1 for hashes in weights.values())
 
 
-@pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16])
-def test_many_local_steps_learn_with_any_optimizer_and_number_type(
-    execute: Execute, tmp_path: Path, wire: torch.dtype
-) -> None:
-    """More steps in as many versions go further; a bf16 difference travels, and the journal keeps it."""
-    sets = ('optim.kind="adamw"', "schedule.cooldown=0.0", workers([1.0, 0.5]))
-    execute(tmp_path / "one step", RaggedRegression(), *sets, "train.steps=20")
-    execute(tmp_path / "many", RaggedRegression(), *sets, "train.steps=80", strategy=Average(steps=4, wire=wire))
-    one, many = (metrics(tmp_path / name)[-1]["loss"] for name in ("one step", "many"))
-    assert many < one
-
-
 @pytest.mark.parametrize("phase", PHASES)
-def test_kinds_of_rounds_change_though_a_worker_is_lost(execute: Execute, tmp_path: Path, phase: Phase) -> None:
+def test_kinds_of_rounds_change_though_a_worker_is_lost(tmp_path: Path, phase: Phase) -> None:
     """With AdamW, whose state goes from one kind to the other: nobody computes from another version than the others."""
     heard, (wrap, played) = Listening(), play(Script(worker="worker-2", at=None, phase=phase))
 
@@ -255,37 +215,3 @@ def answer_anew(
 ) -> Contribution:
     model = task.model()
     return answer(lease, task=task, model=model, sync=strategy.worker(model, RECIPE), weights=weights, section=section)
-
-
-def test_a_history_computed_by_hand() -> None:
-    """θ₀ = 0, rate 0.5. One worker: 3 tokens, gradient 2: −1. Another: 1 token, 10: −5. Mean by tokens: −2."""
-    model, strategy = nn.ParameterDict({"w": torch.zeros(5)}), Average()
-    merge = strategy.merge(model, RECIPE)
-    answers = []
-    for gradient, tokens in ((2.0, 3), (10.0, 1)):
-        own = nn.ParameterDict({"w": torch.ones(5)})
-        worker, sums = strategy.worker(own, RECIPE), Sums()
-        worker.apply(merge.version(steps=1))
-        worker.begin(Lease(lease_id=1, version=0, units=(0,), planned_tokens=4))
-        for _ in range(tokens):
-            (own["w"].sum() * gradient / 4).backward()
-            sums.tokens += 1
-            worker.after_micro_step(sums)
-        worker.local_step(sums)
-        answers.append(answer_of(worker, tokens=tokens))
-    merge.reduce(answers, planned_tokens=4)
-    assert merge.step(norm=0.0, version=1, steps=1) == 0.5
-    assert torch.allclose(model["w"].detach(), torch.full((5,), -2.0))
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-@pytest.mark.usefixtures("quiet")
-def test_the_simulator_takes_any_strategy() -> None:
-    for seed in range(20):
-        assert simulate(seed, strategy=Average()).committed[-1] == RULES.num_steps

@@ -19,9 +19,11 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import CHUNK_BYTES
 from cuadrilla.model.task import load_task
-from cuadrilla.runfile import resolve
+from cuadrilla.runfile import load_dumped, resolve
 from tests.crews import join
 from tests.hostile import LAYOUT, Heard
+from tests.runs import prepare
+from tests.tasks import RaggedRegression
 
 TASK = """
 import torch
@@ -126,6 +128,16 @@ def test_a_folder_is_fetched_once_and_the_task_gets_its_path(run: Run) -> None:
     assert run.said == []
 
 
+def test_each_machine_chooses_its_own_device(tmp_path: Path) -> None:
+    """What the coordinator has chosen is for itself."""
+    (tmp_path / "task.py").touch()
+    sets = ('engine.kind="crew"', 'train.device="auto"', 'train.precision="auto"')
+    context = prepare(tmp_path, RaggedRegression(), *sets)
+    context.store.close()
+    train = load_dumped(offer(context.config, tmp_path).config).train
+    assert (train.device, train.precision) == ("auto", "auto")
+
+
 def test_a_file_keeps_its_name(run: Run) -> None:
     connection = run.opens(offer(run.config(data="digits/labels.bin"), run.run))
     config, folder = run.fetches(connection, connection.describe())
@@ -176,12 +188,6 @@ def test_a_file_that_has_changed_since_is_refused_and_not_tried_again(run: Run) 
         run.fetches(connection, description)
 
 
-def test_how_much_has_come_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "REPORT_SECONDS", 0.0)
-    run.joins()
-    assert run.said[-1] == "fetched 0.8 of 0.8 MB"
-
-
 def test_what_is_brought_by_hand_is_not_fetched(run: Run, tmp_path: Path) -> None:
     by_hand = tmp_path / "usb"
     shutil.copytree(run.digits, by_hand)
@@ -213,12 +219,6 @@ def test_data_that_cannot_travel_are_named_before_the_run_begins(
     (run.run / "named" / "a:b").write_text("")
     with pytest.raises(error, match=says):
         offer(run.config(data=data), run.run)
-
-
-def test_too_many_files_are_named_before_the_run_begins(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "MAX_FILES", 3)
-    with pytest.raises(TaskError, match="these 4 files"):
-        offer(run.config(), run.run)
 
 
 # A coordinator that offers anything

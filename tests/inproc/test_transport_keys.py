@@ -74,12 +74,6 @@ def invite_to(port: int, *, crew: Identity) -> Invite:
     return Invite(address=Address("127.0.0.1", port), key_hash=hashed, secret=new_secret())
 
 
-def test_the_right_coordinator(tmp_path: Path, crew: Identity) -> None:
-    with server(tls_server(tmp_path / "crew")) as (port, heard):
-        assert pinned_certificate(invite_to(port, crew=crew)) == crew.certificate
-    assert heard == [b""]
-
-
 def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Identity) -> None:
     """The impostor has the right name and dates; only the key is another one."""
     open_coordinator(tmp_path / "impostor")

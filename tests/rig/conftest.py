@@ -1,13 +1,24 @@
-"""Machines and a run on whatever network a file of this folder makes."""
+"""A network, machines on it and a run, for the files of this folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.lan import Member
+from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir
 from tests.machines import Machine, language_run
+from tests.networks import need_namespaces
+
+RATE = "400mbit"
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[list[Member]]:
+    """Two machines on a switch, or as many as the file's NUM_MACHINES says."""
+    need_namespaces()
+    with lan(getattr(request.module, "NUM_MACHINES", 2), rate=RATE) as members:
+        yield members
 
 
 @pytest.fixture

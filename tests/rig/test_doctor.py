@@ -15,21 +15,13 @@ from typing import Any
 
 import pytest
 
-from bench.lan import CARD, Member, lan
+from bench.lan import CARD, Member
 from tests.machines import Machine
-from tests.networks import need_namespaces
 
 PORT = 47470
 LISTEN = (
     f"import socket; s = socket.create_server(('{{}}', {PORT})); print('ready', flush=True); s.accept(); s.accept()"
 )
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[list[Member]]:
-    need_namespaces()
-    with lan(2, rate="400mbit") as members:
-        yield members
 
 
 def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:

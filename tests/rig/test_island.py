@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import nat
-from bench.lan import CARD, Member, lan
+from bench.lan import CARD, Member
 from cuadrilla.rundir import RunDir, last_rows
-from tests.networks import need_namespaces
+from tests.networks import behind_router
+from tests.ranks import finished
 
-RATE = "400mbit"
 PORT = 12355
 SCRIPT = Path(__file__).parents[2] / "recipes" / "gpt2_spanish" / "ddp_launch.sh"
 SMALL = ("--preset", "micro", "--epochs", "0.01", "--batch-size", "6", "--seq-len", "32")
@@ -22,15 +21,8 @@ SMALL = ("--preset", "micro", "--epochs", "0.01", "--batch-size", "6", "--seq-le
 @pytest.fixture
 def network() -> Iterator[tuple[Member, Member, Member]]:
     """A machine, its neighbour, and one behind a router that hides it."""
-    need_namespaces()
-    pytest.importorskip("pyroute2", reason="needs the package pyroute2 (extra: dev)")
-    with lan(3, rate=RATE) as (machine, neighbour, router):
-        try:
-            nat.call(router, "masquerade")
-        except RuntimeError as error:
-            pytest.skip(f"needs a kernel that translates addresses (nf_tables): {error}")
-        with nat.hidden(router, 1, rate=RATE) as (behind,):
-            yield machine, neighbour, behind
+    with behind_router(2, 1) as ((machine, neighbour, _), (behind,)):
+        yield machine, neighbour, behind
 
 
 def launch(members: list[Member], folders: list[Path], data: Path) -> list[tuple[int, str]]:
@@ -48,12 +40,8 @@ def launch(members: list[Member], folders: list[Path], data: Path) -> list[tuple
                 command, cwd=folder, env=environ, text=True, stderr=subprocess.PIPE, start_new_session=True
             )
         )
-    try:
-        said = [process.communicate(timeout=200)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+    said = finished(processes, seconds=200)
+    return [(process.returncode, err) for process, (_, err) in zip(processes, said, strict=True)]
 
 
 @pytest.mark.timeout(400)

@@ -1,26 +1,17 @@
 """A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled."""
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-from bench.lan import Member, ip, lan
+from bench.lan import Member, ip
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
-from tests.networks import need_namespaces, silent, switch_port
+from tests.networks import silent, switch_port
 
-RATE = "400mbit"
-PORT = 47470
-
-
-@pytest.fixture
-def network() -> Iterator[list[Member]]:
-    need_namespaces()
-    with lan(3, rate=RATE) as members:
-        yield members
+PORT, NUM_MACHINES = 47470, 3
 
 
 def plug(member: Member, state: str) -> None:
@@ -47,7 +38,7 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     assert "lost: nothing heard" in events(run, "evicted")[0]["reason"]
     plug(network[2], "up")
     wait_for(lambda: "luis" in present(run), crew)
-    with silent(*switch_port(3), rate=RATE):
+    with silent(*switch_port(3), rate="400mbit"):
         wait_for(lambda: "luis" not in present(run), crew)
         wait_for(goes_on(run, steps=2), crew)
     wait_for(lambda: "luis" in present(run), crew)

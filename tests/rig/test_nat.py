@@ -1,6 +1,5 @@
 """Four unequal machines, two of them behind a router: mute, flapping, halved, forgotten; the bits stay."""
 
-import importlib.util
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from bench import nat
-from bench.lan import CARD, Member, ip, lan
+from bench.lan import CARD, Member, ip
 from bench.limits import Share
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
-from tests.networks import need_namespaces, shares, silent
+from tests.networks import RATE, behind_router, shares, silent
 
 pytestmark = pytest.mark.thorough
 
-RATE = "400mbit"
 PORT = 47470
 CORES = {"ana": 0.8, "luis": 0.4, "eva": 0.2, "teo": 0.1}  # eva and teo are behind the router
 UNLIMITED = 64.0
@@ -37,16 +35,8 @@ class Network:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    need_namespaces()
-    if importlib.util.find_spec("pyroute2") is None:
-        pytest.skip("needs the package pyroute2 (extra: dev)")
-    with lan(4, rate=RATE) as (coordinator, ana, luis, router):
-        try:
-            nat.call(router, "masquerade")
-        except RuntimeError as error:
-            pytest.skip(f"needs a kernel that translates addresses (nf_tables): {error}")
-        with nat.hidden(router, 2, rate=RATE) as (eva, teo):
-            yield Network(coordinator, router, {"ana": ana, "luis": luis, "eva": eva, "teo": teo})
+    with behind_router(3, 2) as ((coordinator, ana, luis, router), (eva, teo)):
+        yield Network(coordinator, router, {"ana": ana, "luis": luis, "eva": eva, "teo": teo})
 
 
 @pytest.fixture
@@ -97,7 +87,7 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     ip("-n", network.router.namespace, "link", "set", CARD, "up")
     wait_for(lambda: present(run) == set(CORES), crew)
 
-    nat.call(network.router, "forget")
+    nat.forget(network.router)
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     wait_for(lambda: present(run) == set(CORES), crew)
 
@@ -113,7 +103,7 @@ def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
 ) -> None:
     """As in a container or WSL2: it listens on an address that only its host knows, and the invite names the host's."""
     hidden, outside = machine("coordinator", network.workers["eva"]), machine("ana", network.workers["ana"])
-    nat.call(network.router, "publish", network.router.address, str(PORT), hidden.address)
+    nat.publish(network.router, PORT, hidden.address)
     crew = up(hidden, run, PORT, "--address", network.router.address)
     text = invite(hidden)
     assert str(Invite.parse(text).address) == f"{network.router.address}:{PORT}"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import CARD, Member, lan
+from bench.lan import CARD, Member
 from cuadrilla.rundir import RunDir
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import UNHURRIED, Machine, down, invite, present, up
-from tests.networks import need_namespaces
 
 pytestmark = pytest.mark.thorough
 
@@ -20,19 +19,16 @@ OPTIONS = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ExitOnFo
 SERVER = ("StrictModes=no", "PermitRootLogin=yes", "UsePAM=no", "PidFile=none")
 
 
-@pytest.fixture
-def network() -> Iterator[list[Member]]:
-    """The coordinator's, and a rented one that can answer it, and reaches nothing by itself."""
-    need_namespaces()
+@pytest.fixture(autouse=True)
+def one_way(network: list[Member]) -> None:
+    """The second one is a rented machine that can answer the first, and reaches nothing by itself."""
     for tool, package in (("sshd", "openssh-server"), ("ssh", "openssh-client"), ("iptables", "iptables")):
         if shutil.which(tool) is None:
             pytest.skip(f"needs the command {tool} ({package})")
-    with lan(2, rate="400mbit") as (home, rented):
-        block = ["iptables", "-A", "OUTPUT", "-o", CARD, "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP"]
-        done = subprocess.run([*rented.prefix, *block], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"needs iptables with the match conntrack: {done.stderr.strip()}")
-        yield [home, rented]
+    block = ["iptables", "-A", "OUTPUT", "-o", CARD, "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP"]
+    done = subprocess.run([*network[1].prefix, *block], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs iptables with the match conntrack: {done.stderr.strip()}")
 
 
 def with_options(*options: str) -> list[str]:

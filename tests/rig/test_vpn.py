@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from bench.lan import CARD, Member, lan
+from bench.lan import CARD, Member
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.rundir import RunDir
 from tests.commands import wait_for
 from tests.machines import Machine, down, invite, present
-from tests.networks import need_namespaces
 
 VPN = "10.8.0.2"
 WAYS_OUT: dict[str, tuple[str, ...]] = {
@@ -31,13 +30,10 @@ WAYS_OUT: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture
-def network() -> Iterator[list[Member]]:
-    need_namespaces()
-    with lan(2, rate="400mbit") as members:
-        for member in members:
-            do(member, f"ip route add default via 10.77.0.254 dev {CARD}")
-        yield members
+@pytest.fixture(autouse=True)
+def way_out(network: list[Member]) -> None:
+    for member in network:
+        do(member, f"ip route add default via 10.77.0.254 dev {CARD}")
 
 
 def do(member: Member, command: str) -> None:

@@ -67,10 +67,7 @@ class SimFault:
 
 @dataclass(kw_only=True)
 class SimReport:
-    """`committed`: in order; again after a loss that a full disk excuses.
-
-    `recovery`: virtual seconds from a fault to the next commit, by kind of fault.
-    """
+    """`committed`: in order; again after a loss that a full disk excuses."""
 
     seed: int
     faults: tuple[SimFault, ...]
@@ -80,7 +77,6 @@ class SimReport:
     theta: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    recovery: dict[str, list[float]] = field(default_factory=dict)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -367,7 +363,6 @@ class Audit:
     announced: int = 0
     bad_answers: Counter[int] = field(default_factory=Counter)
     skips: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    faults: list[tuple[str, float]] = field(default_factory=list)
     last_commit: float = 0.0
     version: int = 0
     losses: int = 0
@@ -428,9 +423,6 @@ class Audit:
         self.counted.update(self.units[version])
         self.report.committed.append(version)
         self.report.committed_at.append(now)
-        for kind, since in self.faults:
-            self.report.recovery.setdefault(kind, []).append(now - since)
-        self.faults.clear()
 
     def announce(self, version: int, theta: int) -> None:
         """A worker is told a version."""

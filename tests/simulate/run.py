@@ -79,7 +79,6 @@ class World:
         seed: int,
         faults: Sequence[SimFault] | None,
         *,
-        reuse_lease_ids: bool = False,
         strategy: Strategy = EXACT,
         rules: Rules = RULES,
     ) -> None:
@@ -94,7 +93,6 @@ class World:
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
-        self.reuse_lease_ids = reuse_lease_ids
         self.up = False
         self.incarnation = 0
         self.sessions: dict[str, SimConnection] = {}
@@ -153,8 +151,7 @@ class World:
         state, guard_state, theta = recover(self.disk)
         rounds = self.strategy.rounds(share=share_units)
         self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
-        if not self.reuse_lease_ids:
-            self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
+        self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
         guard = Guard(section=GuardSection(rollbacks=100))
         if guard_state is not None:
             guard.load_state(guard_state)
@@ -177,7 +174,6 @@ class World:
         self.coordination.failure = None
         self.steps_to_crash = None
         self.calm_from = max(self.calm_from, self.clock.now + self.restart_seconds)
-        self.audit.faults.append(("coordinator", self.clock.now))
         for worker in self.crew.workers.values():
             if worker.connection is not None:
                 self.crew.cut(worker.connection, noticed_after=self.random.uniform(0.0, 1.0))
@@ -259,8 +255,6 @@ class World:
 
     def strike_worker(self, worker: Worker, fault: SimFault) -> None:
         self.report.counts[fault.kind] += 1
-        if fault.kind in ("kill", "power off", "freeze", "hang"):
-            self.audit.faults.append((fault.kind, self.clock.now))
         lingers = self.random.random() < 0.5
         match fault.kind:
             case "kill" | "power off":
@@ -359,17 +353,11 @@ def evicted_wrongly(worker: Worker, connection: SimConnection | None, reason: st
 
 
 def simulate(
-    seed: int,
-    faults: Sequence[SimFault] | None = None,
-    *,
-    reuse_lease_ids: bool = False,
-    strategy: Strategy = EXACT,
-    rules: Rules = RULES,
+    seed: int, faults: Sequence[SimFault] | None = None, *, strategy: Strategy = EXACT, rules: Rules = RULES
 ) -> SimReport:
     """Run one crew to the end of its run. Raises Violation.
 
-    `faults` replaces those drawn from the seed; crew and network stay. `reuse_lease_ids`: number leases as the ledger
-    does by itself, from its checkpoint on; an answer to a lease of an earlier incarnation may then fit a later one.
-    `strategy`: whose rounds are simulated; its merge half is an integer's.
+    `faults` replaces those drawn from the seed; crew and network stay. `strategy`: whose rounds are simulated; its
+    merge half is an integer's.
     """
-    return World(seed, faults, reuse_lease_ids=reuse_lease_ids, strategy=strategy, rules=rules).run()
+    return World(seed, faults, strategy=strategy, rules=rules).run()

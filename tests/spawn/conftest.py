@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.data.prepare import PrepareOptions, prepare
+from cuadrilla.rundir import RunDir
 from tests.books import write_books
-from tests.machines import Machine
+from tests.machines import Machine, language_run
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
@@ -22,6 +23,12 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
     yield get
     for each in machines.values():
         each.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path, stories: Path) -> RunDir:
+    """A strict one of a small GPT-2, endless and not begun."""
+    return language_run(tmp_path / "run", stories)
 
 
 @pytest.fixture
@@ -65,11 +72,6 @@ def coordinator(tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture
 def ana(tmp_path: Path) -> Iterator[Machine]:
     yield from talking(tmp_path / "ana")
-
-
-@pytest.fixture
-def luis(tmp_path: Path) -> Iterator[Machine]:
-    yield from talking(tmp_path / "luis")
 
 
 def talking(home: Path) -> Iterator[Machine]:

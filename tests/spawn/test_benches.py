@@ -95,6 +95,8 @@ def test_it_measures(
         pytest.skip(f"{needed} is not installed: pip install {needed}")
     if name == "dashboard" and CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt install chromium")
+    if name == "scale":
+        monkeypatch.setattr("bench.scale.WARM_UP", 2)
     if name in ("lanes", "time_to_loss"):
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "TEXT": str(texts / "0.txt"), "DATA": str(tmp_path / "data")}

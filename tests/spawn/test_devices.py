@@ -46,11 +46,6 @@ def test_a_torch_that_fails_before_it_says_anything(code, expected):
     assert cpu.hint
 
 
-def test_a_program_that_does_not_exist():
-    (cpu,) = probe_devices(argv=["/nonexistent/python"])
-    assert cpu.error == "PyTorch ended with code 127: ''"
-
-
 def test_a_hang_in_cuda_is_a_sick_card_and_a_well_cpu():
     started = time.monotonic()
     gpu, cpu = probed(f"import time; {BEGIN}; time.sleep(600)", timeout_seconds=2.0)
@@ -72,11 +67,6 @@ def test_killing_reaches_grandchildren_and_an_open_output_does_not_hold_us(tmp_p
     grandchild = int(note.read_text())
     _, alive = psutil.wait_procs([psutil.Process(grandchild)] if psutil.pid_exists(grandchild) else [], timeout=10)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-
-
-def test_a_crash_after_the_answer_changes_nothing():
-    (cpu,) = probed(f"import os; {GOOD_TORCH}; import sys; sys.stdout.flush(); os.abort()")
-    assert cpu.error is None
 
 
 def test_the_children_are_told_the_order_of_the_cards():

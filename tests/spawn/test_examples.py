@@ -247,24 +247,3 @@ def test_the_right_file_is_kept_and_not_asked_for_again(data_module, tmp_path):
     assert path.read_bytes() == LABELS
     assert list(data_module.read_idx(path, num_dimensions=1)) == [number % 10 for number in range(50)]
     assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url="file:///nowhere/") == path
-
-
-# -- damaged ---------------------------------------------------------------------------------------------------------
-
-GOOD = idx(np.arange(50) % 10)
-PACKED = gzip.compress(GOOD, mtime=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("empty.gz", b""),
-        ("huge", GOOD[:4] + b"\xff\xff\xff\xff" + GOOD[8:]),
-        ("cut.gz", PACKED[:-9]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_file_that_is_not_what_it_should_be_is_named(data_module, tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=str(tmp_path / name)):
-        data_module.read_idx(tmp_path / name, num_dimensions=1)

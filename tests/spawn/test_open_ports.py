@@ -46,6 +46,8 @@ def test_a_crew_of_machines_opens_one_port(machine: Callable[[str], Machine], ru
     wait_for(lambda: present(run) == {"here-1", "ana"}, joined)
 
     assert set(open_sockets(family(crew, joined))) == one_port
+    arguments = " ".join(" ".join(process.cmdline()) for process in family(crew, joined))
+    assert not [secret for secret in ("PRIVATE", "cuadrilla1.") if secret in arguments]
     assert len(family(crew)) == 3  # parent, coordinator, and the worker process of its own were looked at
     ends = {
         (connection.raddr.ip.removeprefix("::ffff:"), connection.raddr.port)

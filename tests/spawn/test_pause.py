@@ -1,21 +1,15 @@
 """Machines that are told to wait, while all kinds of things happen to the crew that they belong to."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 def times_joined(run: RunDir, worker: str) -> int:

@@ -52,21 +52,12 @@ def test_the_practice_crew_of_the_run_file_in_words(run: RunDir) -> None:
     assert "the best alone" in done.stdout
 
 
-def test_a_crew_that_cannot_be_read(run: RunDir) -> None:
-    done = cuadrilla("plan", str(run.path), "--crew", "nadie")
-    assert done.returncode == 2
-    assert "classroom-30" in done.stderr
-
-
 def test_auto_takes_to_windows_on_a_slow_line(run: RunDir) -> None:
-    auto = ("train", str(run.path), "--practice", "1.0,0.5@2mbit", "--set", "train.steps=60")
-    done = cuadrilla(*auto, "--stop-at", "20")
+    done = cuadrilla("train", str(run.path), "--practice", "1.0,0.5@2mbit", "--set", "train.steps=60")
     assert done.returncode == 0, done.stderr
     assert "in windows where that trains sooner" in done.stderr
-    again = cuadrilla(*auto)
-    assert again.returncode == 0, again.stderr
+    assert "by itself, then a merge" in done.stderr
     rows = list(read_jsonl(run.metrics))
-    assert "by itself, then a merge" in done.stderr + again.stderr
     assert rows[0].get("steps", 1) == 1
     assert max(row.get("steps", 1) for row in rows) > 1
     assert [row["version"] for row in rows] == list(itertools.accumulate(row.get("steps", 1) for row in rows))

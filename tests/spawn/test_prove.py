@@ -67,17 +67,3 @@ def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     assert "hint:" in done.stderr
     assert "Equal" not in done.stdout
     assert untouched(run, temporary)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--crew", "fast"), "--crew fast: 'fast' is not a list of speeds"),
-        (("--set", "train.unit_sequences=64"), "is a single unit of work"),
-    ],
-)
-def test_wrong_arguments(run: RunDir, temporary: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = prove(run, temporary, *arguments)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert "hint:" in done.stderr
-    assert untouched(run, temporary)

@@ -109,18 +109,3 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
 
 def newest(run: RunDir) -> int:
     return max((int(path.name[1:]) for path in run.checkpoints.glob("v*")), default=0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("queue", "add"), "name the runs"),
-        (("queue", "work", "uno"), "takes no runs"),
-    ],
-)
-def test_wrong_words(arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
-    done = cuadrilla(*arguments)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    assert "hint:" in done.stderr

@@ -1,6 +1,5 @@
 """The examples of Ray and Ray Train as a user runs them: trained, continued, without a pickle."""
 
-import gzip
 import importlib.util
 import json
 import os
@@ -15,7 +14,7 @@ import yaml
 from safetensors import safe_open
 
 from tests.ray_cluster import RayNode
-from tests.spawn.test_examples import EXAMPLES, copy_examples, idx
+from tests.spawn.test_examples import EXAMPLES, copy_examples, write_made_up_mnist
 
 PYTHON = "CUADRILLA_TENSORFLOW_PYTHON"
 NEEDS = ("pandas", "pyarrow", "tensorboardX")
@@ -30,17 +29,9 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The examples, with 10,000 made-up images: a digit is the place of a grey square in noise."""
+    """The examples, with 10,000 made-up images."""
     folder = copy_examples(tmp_path / "examples")
-    (folder / "mnist").mkdir()
-    random = np.random.default_rng(0)
-    digits = random.integers(0, 10, 10_000)
-    images = random.integers(0, 60, (10_000, 28, 28))
-    for image, digit in zip(images, digits, strict=True):
-        row, column = divmod(int(digit), 4)
-        image[4 + 8 * row : 8 + 8 * row, 3 + 6 * column : 7 + 6 * column] += 150
-    for name, array in (("images-idx3", images), ("labels-idx1", digits)):
-        (folder / "mnist" / f"t10k-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array), compresslevel=1))
+    write_made_up_mnist(folder / "mnist", held_out=10_000)
     return folder
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import wait_for
-from tests.ranks import start_rank
+from tests.ranks import finished, start_rank
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt2_spanish"
 SMALL = ("--preset", "micro", "--epochs", "0.02", "--batch-size", "6", "--seq-len", "32")
@@ -98,7 +98,7 @@ def test_a_container_that_is_told_to_end_has_saved(workspace: Path) -> None:
 def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     script = str(RECIPE / "test_ddp.py")
     ranks = [start_rank(rank, 3, port, script, "--backend", "auto") for rank in range(3)]
-    said = [rank.communicate(timeout=100) for rank in ranks]
+    said = finished(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0, 0], said
     for number, (out, _) in enumerate(said):
         assert f"rank {number} of 3: backend gloo (not every rank has a CUDA device)" in out
@@ -141,7 +141,7 @@ def preflight(port: int, *numbers: int, machines: int, seconds: int = 30) -> lis
         )
         for number in numbers
     ]  # fmt: skip
-    said = [process.communicate(timeout=100) for process in started]
+    said = finished(started)
     return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
 
 

@@ -22,7 +22,7 @@ from tests.commands import (
     stop,
     wait_for,
 )
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.strangers import context, idle, siege
 
 STRICT = ("--set", "sync.strict=true")
@@ -50,11 +50,6 @@ def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path,
     assert is_what_one_worker_gives(run, *STRICT)
     assert not events(run, "evicted")
     assert not events(run, "left")
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
 
 
 @pytest.mark.thorough

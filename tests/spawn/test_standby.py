@@ -11,12 +11,7 @@ import pytest
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows, read_object
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
-
-
-@pytest.fixture
-def run(tmp_path: Path, stories: Path) -> RunDir:
-    return language_run(tmp_path / "run", stories)
+from tests.machines import Machine, down, invite, present, up
 
 
 def replica(machine: Machine) -> Path:
@@ -91,21 +86,4 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert any("this crew's old coordinator" in line for line in worker.stderr)
     assert len(events(run, "joined")) == before
     end(worker)
-    down(coordinator, crew)
-
-
-def test_nobody_becomes_a_standby_without_being_named(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
-    coordinator, eva = machine("coordinator"), machine("eva")
-    nothing = eva.run("promote")
-    assert (nothing.returncode, "this machine has not joined a crew" in nothing.stderr) == (5, True), nothing.stderr
-    crew = up(coordinator, run, port, "--standby", "luis")
-    refused = eva.run("standby", "--name", "eva", "--listen", "127.0.0.2", says=invite(coordinator))
-    assert refused.returncode == 5, refused.stderr
-    assert "eva has not been named as a standby" in refused.stderr
-    assert "cuadrilla up --standby eva" in refused.stderr
-    assert not [*eva.home.rglob("coordinator.json"), *eva.home.rglob("standby.json")]
-    nothing = eva.run("promote", "--wait", "0")
-    assert (nothing.returncode, "is not a standby" in nothing.stderr) == (5, True), nothing.stderr
     down(coordinator, crew)

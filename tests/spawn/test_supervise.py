@@ -25,16 +25,9 @@ from tests.commands import (
     wait_for,
 )
 from tests.machines import Machine
+from tests.terminal import OWN_TERMINAL
 
 STRICT = ("--set", "sync.strict=true")
-IN_FRONT = """
-import fcntl, os, signal, sys, termios
-os.setsid()
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-fcntl.ioctl(0, termios.TIOCSCTTY)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""A command in a session of its own, whose terminal is its standard input; not under `nohup`, as the tests may be."""
 CREW = (*STRICT, "--practice", "0.5,0.25")
 
 
@@ -118,7 +111,7 @@ def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
     terminal, theirs = pty.openpty()
     command = [*COMMAND, "up", str(run.path), "--listen", "127.0.0.1:0", *STRICT, "--set", "engine.workers=[1.0]"]
     process = subprocess.Popen(
-        [sys.executable, "-c", IN_FRONT, *command], env=machine("coordinator").environment(),
+        [sys.executable, "-c", OWN_TERMINAL, *command], env=machine("coordinator").environment(),
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)

@@ -60,17 +60,3 @@ def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -
     refused = cuadrilla("train", other.name, "--name", run.path.name, cwd=tmp_path)
     assert refused.returncode != 0
     assert "--name" in refused.stderr
-
-
-@pytest.mark.spawn
-def test_what_is_no_text_and_no_run_is_said(novel: Path, tmp_path: Path) -> None:
-    for words, said in (
-        (("train", "nada"), "nada"),
-        (("train", novel.name, "nada.txt"), "nada.txt is no text"),
-        (("train", "nada.txt", "--name", "mio"), "nada.txt is no text"),
-        (("train", novel.name, "--time", "soon"), "is not a time"),
-        (("train", novel.name, "--preset", "gpt2-huge"), "unknown preset"),
-    ):
-        done = cuadrilla(*words, cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert said in done.stderr

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -57,17 +55,6 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) ->
     assert found.version == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
     goes_on(run)
-
-
-def test_it_loads_no_compiler(run: RunDir) -> None:
-    """torch's takes a second of every start."""
-    code = (
-        "import sys; from cuadrilla.cli.app import run\n"
-        f"sys.argv = ['cuadrilla', 'train', {str(run.path)!r}, '--stop-at', '2']\n"
-        "code = run(); sys.exit(99 if 'torch._dynamo' in sys.modules else code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.thorough
@@ -219,52 +206,18 @@ def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("line", "broken", "message", "practice"),
     [
-        (["train", "nowhere/run.toml"], 2, "cannot read"),
-        (["train", "--nonsense"], 2, "nonsense"),
-        (["nonsense"], 2, "nonsense"),
-        (["new", "x", "--preset", "huge"], 2, "unknown preset huge"),
-    ],
-)
-def test_wrong_arguments(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
-    done = cuadrilla(*arguments, cwd=tmp_path)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def other(): pass", "has no 'task'"),
-        ("import no_such_module", "No module named 'no_such_module'"),
-        ("def task(): return 3", "is not a Task"),
-        ("def task(:", "SyntaxError"),
-    ],
-)
-def test_a_broken_task_file(run: RunDir, text: str, message: str) -> None:
-    (run.path / "task.py").write_text(text)
-    done = train(run)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("practice", [(), ("--practice", "1.0,1.0")])
-@pytest.mark.parametrize(
-    ("line", "broken", "message"),
-    [
-        ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'"),
-        (".square().sum(), len", ".square().mean(), 1.0 * len", ", 64.0)"),
-        ("Data(split", "Dato(split", "in data: NameError"),
+        ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'", ("--practice", "1.0,1.0")),
+        (".square().sum(), len", ".square().mean(), 1.0 * len", ", 64.0)", ()),
+        ("Data(split", "Dato(split", "in data: NameError", ()),
     ],
 )
 def test_an_error_in_the_users_own_code_says_where(
-    run: RunDir, practice: tuple[str, ...], line: str, broken: str, message: str
+    run: RunDir, line: str, broken: str, message: str, practice: tuple[str, ...]
 ) -> None:
     (run.path / "task.py").write_text(TASK.replace(line, broken))
     done = train(run, *practice)
     assert done.returncode == 2
-    assert message in done.stderr.replace(", 32.0)", ", 64.0)")  # two workers have half each
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

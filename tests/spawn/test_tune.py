@@ -9,11 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cuadrilla.crew.bundle import code_hash
+from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import JOBS
 from tests.commands import COMMAND, RUN, TASK, wait_for
 from tests.inside import cuadrilla
+from tests.machines import Machine, invite
 
 TUNE = """
 [tune]
@@ -114,6 +117,19 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     after = results(folder)
     assert before.items() <= after.items()
     assert after == results(finished)
+
+
+@pytest.mark.thorough
+def test_a_search_over_machines_that_join_is_the_same(coordinator: Machine, ana: Machine, finished: Path) -> None:
+    folder = make_search(coordinator.home.parent / "run")
+    Home(ana.home).trust(code_hash([folder / "task.py"]))
+    process = coordinator.start("tune", str(folder), "--crew", "--listen", "127.0.0.1:0")
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
+    working = ana.start("join", "--name", "ana", says=invite(coordinator))
+    assert process.wait(timeout=150) == 0
+    assert working.wait(timeout=60) == 0
+    assert results(folder) == results(finished)
+    assert not list(Home(ana.home).jobs.glob("*/*/t*"))
 
 
 def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Rates: gpu = 97
 class Memory: used, total = 5 * 2**30, 12 * 2**30
 class Sample:
     def __init__(self, pid, timeStamp, smUtil): self.pid, self.timeStamp, self.smUtil = pid, timeStamp, smUtil
-def nvmlInit(): {init}
+def nvmlInit(): pass
 def nvmlSystemGetDriverVersion(): return "580.82"
 def nvmlDeviceGetCount(): return 4
 def nvmlDeviceGetHandleByIndex(index):
@@ -81,21 +81,8 @@ def test_closing_ends_the_wait_for_one_that_hangs(tmp_path: Path, monkeypatch: p
     assert not children()
 
 
-@pytest.mark.parametrize(
-    ("init", "said"),
-    [
-        ("raise NVMLError(3)", {"problem": "3"}),
-        ("raise NVMLError(9)", {"gpus": [], "without_driver": False}),  # an ordinary machine
-    ],
-)
-def test_a_library_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, said: object) -> None:
-    (tmp_path / "pynvml.py").write_text(NVML.replace("{init}", init))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert ask(CARDS_CHILD, seconds=100).first("cards") == {"stage": "cards", **said}  # type: ignore[dict-item]
-
-
 def test_the_real_child_asks_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pynvml.py").write_text(NVML.replace("{init}", "pass"))
+    (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     first, *others = Gpus(CARDS_CHILD).sample()
     assert first == GpuUsage(

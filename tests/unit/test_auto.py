@@ -137,12 +137,6 @@ def test_smaller_steps_are_tried_where_exact_ones_are_those_of_one_machine_and_n
     assert 32 not in [length for length, workers in zip(crew.lengths, crew.workers, strict=True) if len(workers) > 1]
 
 
-def test_a_machine_alone_loses_nothing() -> None:
-    """Whatever the length, it is one lane."""
-    crew = Machines({"ana": 30.0}, transfer=1.0)
-    assert crew.rounds(10)[-1] == 64
-
-
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     """Muon's matrices move by the lanes' changes alone; here there are none."""
     model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})

@@ -5,12 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from cuadrilla.config import PRESETS
 from cuadrilla.errors import TaskError
 from cuadrilla.model.blocks import blocks_of, recompute
-from cuadrilla.model.gpt2 import GPT2, GPT2Config
 
 pytestmark = pytest.mark.unit
 
@@ -84,43 +81,3 @@ def test_loss_and_gradients_have_the_same_bits(dropout: float) -> None:
     x = torch.randn(5, 3)
     for ours, theirs in zip(gradients(thrifty, x), gradients(plain, x), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_a_copy_computes_with_its_own_weights() -> None:
-    thrifty = Tower()
-    recompute(blocks_of(thrifty))
-    other = copy.deepcopy(thrifty)
-    with torch.no_grad():
-        for parameter in thrifty.parameters():
-            parameter.zero_()
-    assert float(gradients(thrifty, torch.ones(1, 3))[0]) == 0
-    assert float(gradients(other, torch.ones(1, 3))[0]) > 0
-
-
-def saved_bytes(model: nn.Module, loss: "callable") -> int:
-    """Of what the forward pass keeps for the backward pass: inputs of blocks, parameters excluded."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    for block in blocks_of(model):  # checkpointing holds its inputs without the hooks
-        block.register_forward_pre_hook(lambda _block, inputs: (pack(inputs[0]), None)[1])
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss()
-    return sum(kept.values())
-
-
-def test_a_gpt2_keeps_less_than_a_third_for_the_backward_pass() -> None:
-    layers, heads, width, _ = PRESETS["mini"]
-    shape = GPT2Config(vocab_size=300, context=64, layers=layers, heads=heads, width=width)
-    plain = GPT2(shape)
-    thrifty = copy.deepcopy(plain)
-    recompute(blocks_of(thrifty))
-    ids = torch.randint(300, (2, 64))
-    before, after = (saved_bytes(model, lambda m=model: m.loss(ids, ids)) for model in (plain, thrifty))
-    assert after < before / 3, (after, before)

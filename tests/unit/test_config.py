@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.config import AdamWSection, Config
+from cuadrilla.config import Config
 from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import SIZES, differences, dump, read_run_file, resolve, run_file_text, to_toml
 
@@ -80,12 +80,6 @@ def test_precedence_and_origins() -> None:
     assert resolved.config.train.tokens == 20
 
 
-def test_variants_are_chosen_by_kind() -> None:
-    assert isinstance(resolve(BASE, sets=["optim.kind=adamw", "optim.lr=0.1"]).config.optim, AdamWSection)
-    error = refused(BASE, "optim.kind=adamw", "optim.adamw_lr=0.1")
-    assert "unknown key optim.adamw_lr" in error.message
-
-
 @given(st.text(max_size=200))
 def test_any_text_is_accepted_or_refused_never_a_crash(text: str) -> None:
     for candidate in (text, BASE + text):
@@ -146,17 +140,3 @@ def test_of_the_lengths_the_one_said_last_holds() -> None:
     }
     assert "only one of tokens, epochs and steps" in refused(BASE, "train.steps=5", "train.epochs=2").message
     assert resolve(BASE, sets=["train.steps=0"]).config.train.tokens == 10
-
-
-def test_a_run_whose_code_and_data_are_elsewhere() -> None:
-    """`train.teacher` and `model.init` belong to what is trained, and stay."""
-    own = resolve('[task]\nkind = "file"\npath = "a.py:b"\ndata = "mnist/"\n[train]\nsteps = 1\n').config
-    moved = own.moved(lambda path: f"/cache/{path}").task
-    assert (moved.kind, moved.path, moved.data) == ("file", "/cache/a.py:b", "/cache/mnist/")
-    assert own.moved(lambda path: path) == own
-    text = resolve(f'{BASE}teacher = "../big"\n').config
-    assert set(differences(dump(text), dump(text.moved(lambda path: f"/cache/{path}")))) == {"data.folder"}
-    without = (
-        resolve("", sets=['task={kind="file", path="a.py:b"}', "train.steps=1"]).config.moved(lambda _: "code.py").task
-    )
-    assert (without.kind, without.path, without.data) == ("file", "code.py:b", "")

@@ -1,58 +1,12 @@
 """The coordinator's decisions, without I/O: rounds, shares, losses, bad contributions, silence, snapshots."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cuadrilla.link.base import Progress
 from cuadrilla.sync import events, work
 from tests.driver import Crew, machine, rules
 
 pytestmark = pytest.mark.unit
-
-
-def test_one_worker_computes_every_round() -> None:
-    crew = Crew(machine(rules()))
-    crew.join("a")
-    for version in range(1, 4):
-        assert crew.of("a").units == tuple(range(8 * (version - 1), 8 * version))
-        crew.answer(crew.of("a").lease_id)
-    assert [commit.merge.version for commit in crew.commits] == [1, 2, 3]
-    assert crew.commits[-1].tokens == 240
-    assert crew.finish == events.Finish(reason="the run is complete", complete=True)
-
-
-def test_the_same_answer_twice_is_a_sign_of_life_and_no_more() -> None:
-    crew = Crew(machine(rules(quorum=2)))
-    crew.join("a")
-    crew.join("b")
-    held = crew.of("a")
-    crew.answer(held.lease_id)
-    crew.leases[held.lease_id] = held
-    crew.answer(held.lease_id, seconds=3.0)
-    assert crew.machine.crew.members["a"].heard_at == 3.0
-    assert crew.discarded == crew.commits == []
-    crew.answer(crew.of("b").lease_id)
-    assert crew.commits[0].tokens == 80
-
-
-def test_who_was_not_measured_counts_as_its_hint_beside_who_was() -> None:
-    crew = Crew(machine(rules(units_per_step=12)))
-    crew.join("slow", 1.0)  # joins first and takes the whole first round
-    crew.join("fast", 3.0)
-    crew.answer(crew.of("slow").lease_id)
-    assert [len(crew.of(name).units) for name in ("slow", "fast")] == [3, 9]
-
-
-def test_shares_follow_what_was_measured_not_what_is_claimed() -> None:
-    """Everyone got the same batch, and no speed was ever measured."""
-    crew = Crew(machine(rules(units_per_step=12, num_steps=100, quorum=3)))
-    for name in "abc":
-        crew.join(name)
-    assert {len(crew.of(name).units) for name in "abc"} == {4}
-    for _ in range(4):
-        crew.round(a=0.125, b=0.25, c=0.75)
-    assert [len(crew.of(name).units) for name in "abc"] == [8, 3, 1]  # 7.2, 3.6 and 1.2 would end together
 
 
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
@@ -91,43 +45,6 @@ def test_an_answer_to_the_lease_of_another_is_not_counted() -> None:
     crew.leases[held.lease_id] = held
     crew.answer(held.lease_id)
     assert len(crew.commits) == 1
-
-
-def test_units_of_a_lost_worker_are_computed_by_the_others() -> None:
-    crew = Crew(machine(rules()))
-    crew.join("a")
-    crew.join("b")
-    crew.answer(crew.of("a").lease_id)  # the first round was a's alone
-    lost = crew.of("b").units
-    crew.answer(crew.of("a").lease_id)
-    crew.lose("b")
-    assert crew.of("a").units == lost
-    crew.answer(crew.of("a").lease_id)
-    assert crew.commits[-1].merge.units == tuple(range(8, 16))
-
-
-def test_a_bad_unit_is_found_one_at_a_time_and_skipped() -> None:
-    crew = Crew(machine(rules(num_steps=1)))
-    crew.bad_units = {5}
-    crew.join("a")
-    while crew.finish is None:
-        crew.answer(crew.of("a").lease_id)
-    merge = crew.commits[0].merge
-    assert merge.skipped == (5,)
-    assert merge.units == tuple(range(8))
-    assert sum(answer.contribution.tokens for answer in merge.answers) == 70
-
-
-def test_a_member_that_fails_what_others_can_compute_is_left_out() -> None:
-    crew = Crew(machine(rules(num_steps=5)))
-    crew.join("good")
-    crew.answer(crew.of("good").lease_id)
-    crew.join("broken", 1.0)
-    while crew.finish is None:
-        for lease_id, grant in list(crew.leases.items()):
-            crew.answer(lease_id, valid=grant.worker != "broken")
-    assert [evicted.worker for evicted in crew.evicted] == ["broken"]
-    assert all(not commit.merge.skipped for commit in crew.commits)
 
 
 def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
@@ -208,40 +125,6 @@ def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
     assert [evicted.worker for evicted in crew.evicted] == ["broken"]
 
 
-def test_silence_and_hanging() -> None:
-    crew = Crew(machine(rules(lost_after_seconds=5.0, hung_after_seconds=10.0)))
-    crew.join("a")
-    crew.join("b")
-    crew.now = 4.0
-    crew.say("a", Progress(micro_steps=1))
-    crew.now = 6.0
-    crew.send(events.Tick())
-    assert [evicted.worker for evicted in crew.evicted] == ["b"]
-    while crew.now < 16.0:  # a beats, but makes no progress: three times the 4 s to its last one are waited for
-        assert [evicted.worker for evicted in crew.evicted] == ["b"], crew.now
-        crew.now += 4.0
-        crew.say("a", Progress(micro_steps=1))
-        crew.send(events.Tick())
-    assert [evicted.worker for evicted in crew.evicted] == ["b", "a"]
-    assert "no progress" in crew.evicted[1].message.reason
-
-
-def test_who_was_idle_is_not_hung_when_it_gets_work() -> None:
-    crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
-    crew.join("a")
-    crew.say("a", Progress(micro_steps=1))
-    crew.answer(crew.of("a").lease_id)
-    crew.join("b")  # and a has the whole second round
-    crew.now = 45.0
-    for worker in "ab":
-        crew.say(worker, Progress(micro_steps=1 if worker == "a" else 0))
-    crew.lose("a")
-    crew.now = 46.0
-    crew.send(events.Tick())
-    assert not crew.evicted
-    assert len(crew.of("b").units) == 8
-
-
 def test_leases_that_go_out_late_are_not_overdue() -> None:
     """A commit may take a minute; what it delays is nobody's fault, and nobody is slower for it."""
     crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
@@ -285,15 +168,6 @@ def test_the_first_pass_may_take_long() -> None:
     assert not crew.evicted
 
 
-def test_strict_refuses_another_environment() -> None:
-    crew = Crew(machine(rules(same_environment=True)))
-    crew.join("a", torch="2.13.0", threads="1")
-    crew.join("b", torch="2.12.0", threads="1")
-    assert crew.evicted[0].message.refused
-    assert "torch (2.12.0 instead of 2.13.0)" in crew.evicted[0].message.reason
-    assert set(crew.machine.crew.members) == {"a"}
-
-
 def test_another_program_is_refused_and_not_waited_for() -> None:
     crew = Crew(machine(rules(quorum=2, fingerprint={"cuadrilla": "1.0", "model code": "a"})))
     crew.join("a", cuadrilla="1.0", **{"model code": "a", "torch": "2.13.0"})
@@ -304,44 +178,3 @@ def test_another_program_is_refused_and_not_waited_for() -> None:
     assert len(crew.of("a").units) == 8
     crew.join("c", cuadrilla="1.0", **{"model code": "a", "torch": "2.12.0"})
     assert set(crew.machine.crew.members) == {"a", "c"}
-
-
-def test_stopping_leaves_the_committed_state() -> None:
-    crew = Crew(machine(rules()))
-    crew.join("a")
-    crew.answer(crew.of("a").lease_id)
-    crew.send(events.StopRequested(reason="asked"))
-    assert crew.finish == events.Finish(reason="asked", complete=False)
-    restored = machine(rules(), state=crew.machine.snapshot())
-    again = Crew(restored)
-    again.join("other")
-    assert again.of("other").units == tuple(range(8, 16))
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd"), st.integers(0, 10**6)), max_size=150))
-def test_every_unit_is_counted_exactly_once_whatever_happens(happenings: list[tuple[int, str, int]]) -> None:
-    """Random joins, deaths, answers, bad answers and restarts: rounds commit in order, each with exactly its units."""
-    limits = rules(units_per_step=5, num_steps=4)
-    crew = Crew(machine(limits))
-    commits: list[events.Commit] = []
-    for choice, worker, number in happenings:
-        if crew.finish is not None:
-            break
-        if not crew.machine.crew.members or choice == 0:
-            crew.leases = {k: v for k, v in crew.leases.items() if v.worker != worker}
-            crew.join(worker, 0.1 + number % 10)
-        elif choice == 1:
-            crew.lose(worker)
-        elif choice == 2:
-            commits += crew.commits
-            crew = Crew(machine(limits, state=crew.machine.snapshot()))
-        elif crew.leases:
-            crew.answer(sorted(crew.leases)[number % len(crew.leases)], valid=choice != 3)
-    commits += crew.commits
-    versions = [commit.merge.version for commit in commits]
-    assert versions == sorted(set(versions))
-    for commit in commits:
-        version = commit.merge.version
-        assert commit.merge.units == tuple(range(5 * (version - 1), 5 * version))
-        answered = sum(answer.contribution.tokens for answer in commit.merge.answers) // 10
-        assert answered + len(commit.merge.skipped) == 5

@@ -140,13 +140,3 @@ def test_both_languages_say_the_same_commands(page: str, other: str) -> None:
         return [[word for place, word in call if not place or word.startswith("--")] for call in words]
 
     assert skeletons(page) == skeletons(other)
-
-
-def test_what_does_not_exist_is_noticed() -> None:
-    assert sum(len([*calls(page.read_text(encoding="utf-8"))]) for page in PAGES) > 90
-    assert wrong_with(["train", "casa", "--set", "train.steps=3", "--practice", "1,1"]) == ""
-    assert wrong_with(["fly"]) == "no command fly" or wrong_with(["fly"])
-    assert wrong_with(["train", "casa", "--quickly"]) == "no option --quickly"
-    assert wrong_with(["data", "prepara", "x"]) == "no command prepara"
-    assert wrong_with(["train", "casa", "--set", "train.stepps=3"]) == "no key train.stepps"
-    assert wrong_with(["--json", "doctor"]) == ""

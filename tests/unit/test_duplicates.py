@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,15 +73,6 @@ def test_of_a_large_corpus_a_smaller_part_is_looked_at():
     samples = duplicates.samples_of([" ".join(book)])
     assert len(duplicates.thinned(samples, num_characters=duplicates.MAX_CHARACTERS)) == len(samples)
     assert len(duplicates.thinned(samples, num_characters=large)) < len(samples) / 10
-
-
-def test_samples_do_not_depend_on_their_neighbours():
-    texts = [" ".join(words_of(seed, 500)) for seed in range(20)] + ["¡Corto!", "", "«Ñandú» — " * 20]
-    together = duplicates.samples_of(texts)
-    for number, text in enumerate(texts):
-        alone = np.sort(duplicates.samples_of([text]))
-        mine = np.sort(together[(together & np.uint64(0xFFFFFFFF)) == number])
-        assert (alone + np.uint64(number) == mine).all()
 
 
 @given(st.lists(st.sampled_from(["niño", "casa", "él", "A1", "x", "straße"]), max_size=30))

@@ -1,8 +1,5 @@
 """Which documents the rules drop, and why."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from cuadrilla.data.cuentos import stories
@@ -39,14 +36,3 @@ def test_books_keep_all_that_is_language(text, reason):
 
 def test_the_built_in_stories_pass():
     assert [story for story in stories(300, seed=0) if reason_to_drop(story)] == []
-
-
-def test_no_chapter_of_a_novel_is_dropped_as_a_book():
-    root = os.environ.get("CUADRILLA_TEST_DATA")
-    if not root:
-        pytest.skip("CUADRILLA_TEST_DATA is not set: a folder with quijote-pg2000-latin1.txt and novelas/")
-    quijote = (Path(root) / "quijote-pg2000-latin1.txt").read_text(encoding="latin-1")
-    novels = [path.read_text(encoding="utf-8") for path in sorted((Path(root) / "novelas").glob("*.txt"))[::4]]
-    for text in (quijote, *novels):
-        for start in range(0, len(text), 10_000):
-            assert reason_to_drop(text[start : start + 10_000]) is None

@@ -94,16 +94,6 @@ def test_what_unpacks_to_more_than_the_limit_is_refused_and_is_never_held_whole(
     refused()
 
 
-def test_zeros_that_pack_well_are_no_text_and_cost_nothing(tmp_path):
-    path = put(tmp_path / "a.txt.bz2", bz2.compress(bytes(2**28), 9))
-
-    def refused():
-        with pytest.raises(DataError, match="control characters"):
-            find(path)
-
-    assert traced_peak(refused) < 150 * 2**20
-
-
 # -- JSON Lines --------------------------------------------------------------------------------------------------------
 
 

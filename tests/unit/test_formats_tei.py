@@ -145,12 +145,3 @@ def test_xml_that_is_not_tei_is_skipped(tmp_path):
     assert [source.name for source in found.all if source.encodings] == ["libros/a.xml"]
     assert found.skipped == ["libros/pom.xml"]
     assert found.counts == {"files_xml_not_tei": 1}
-
-
-def test_broken_xml_stops_the_preparation(tmp_path):
-    folder = tmp_path / "libros"
-    folder.mkdir()
-    (folder / "a.xml").write_text(body("<p>hola</p>"))
-    (folder / "b.xml").write_text(body("<p>mal</i>"))
-    with pytest.raises(DataError, match=r"b\.xml:1: not well-formed XML: Opening and ending tag mismatch"):
-        find(folder)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.model import inference
-from cuadrilla.model.generate import TextStream, generate, generate_batch, generate_text
+from cuadrilla.model.generate import TextStream, generate, generate_batch
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import Sampling, choose
@@ -253,17 +253,3 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(text: str, stop
     first_end = min(end for end, _ in ends) if ends else 0
     expected = text[: min(start for end, start in ends if end == first_end)] if ends else text
     assert "".join(found) == expected
-
-
-def test_text_of_a_model_is_its_decoded_ids_up_to_a_stop_string() -> None:
-    model, sampling = make(), Sampling(max_tokens=40, seed=7, stop_ids=(257, 258))
-    ids, reason = all_of(model, [*b"hola"], replace(sampling, stop_ids=(256, 257, 258)))
-    assert len(ids) > 10
-    pieces, told = ended(generate_text(model, Bytes(), "hola", sampling=sampling))
-    text = Bytes().decode(ids)
-    assert ("".join(pieces), told) == (text, reason)
-    assert all(pieces)
-    stop = text[5:8]
-    found = ended(generate_text(model, Bytes(), "hola", sampling=replace(sampling, stop=("never", stop))))
-    assert ("".join(found[0]), found[1]) == (text[: text.index(stop)], "stop")
-    assert next(generate_text(model, Bytes(), "", sampling=GREEDY))  # begins a new document

@@ -80,17 +80,6 @@ def test_fp32_loss_and_every_gradient_equal_plain_torch_in_float64() -> None:
     assert {name: relative(found[name], expected[name]) < 1e-5 for name in expected} == dict.fromkeys(expected, True)
 
 
-def test_sums_over_the_halves_of_a_batch_add_up_to_the_whole() -> None:
-    model, (ids, targets) = tiny(), batch(rows=4)
-    whole = gradients(model, model.loss(ids, targets))
-    model.zero_grad()
-    parts = [model.loss(ids[rows], targets[rows]) for rows in (slice(0, 1), slice(1, 4))]
-    for part in parts:
-        part.backward()
-    assert sum(part.item() for part in parts) == pytest.approx(model.loss(ids, targets).item(), rel=1e-6)
-    assert all(relative(parameter.grad, whole[name]) < 1e-5 for name, parameter in model.named_parameters())
-
-
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ignored_targets_leave_no_trace(dtype: torch.dtype) -> None:
@@ -158,38 +147,6 @@ def test_block_attention_equals_torchs_in_fp32(length: int, keep: int, monkeypat
         torch.autograd.grad(found, qkv, direction), torch.autograd.grad(expected, qkv, direction), strict=True
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.3), (torch.bfloat16, 0.0)])
-def test_gradient_checkpointing_changes_nothing(dtype: torch.dtype, dropout: float) -> None:
-    ids, targets = batch()
-    plain, thrifty = tiny(dropout=dropout), tiny(dropout=dropout)
-    recompute(blocks_of(thrifty))
-    found = []
-    for model in (plain, thrifty):
-        model.compute_dtype = dtype
-        torch.manual_seed(5)
-        found.append(gradients(model, model.loss(ids, targets)))
-    assert all(torch.equal(found[1][name], found[0][name]) for name in found[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_acts_in_training_only_and_scales(dtype: torch.dtype) -> None:
-    ids, targets = batch()
-    model, without = tiny(dropout=0.2), tiny()
-    model.compute_dtype = without.compute_dtype = dtype
-    torch.manual_seed(5)
-    losses = {model.loss(ids, targets).item() for _ in range(3)}
-    assert len(losses) == 3
-    model.eval()
-    without.eval()
-    assert model.loss(ids, targets).item() == without.loss(ids, targets).item()
-
-
-def test_initial_weights_depend_on_the_seed_only() -> None:
-    first, again, other = tiny(seed=1), tiny(seed=1), tiny(seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(first.transformer.wte.weight, other.transformer.wte.weight)
 
 
 def test_initial_weights_have_gpt2s_spread() -> None:

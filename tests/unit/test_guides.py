@@ -52,21 +52,6 @@ def test_the_pages_are_as_the_rows_say() -> None:
     subprocess.run([sys.executable, "tools/guide_page.py", "--check"], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("language", PAGES)
-def test_links_of_the_pages_lead_somewhere(language: str) -> None:
-    for row in ROWS:
-        for part in row[language].split("](")[1:]:
-            target = part.split(")")[0].partition("#")[0]
-            assert (ROOT / "docs" / target).is_file(), target
-
-
-def test_a_new_line_is_found() -> None:
-    text = (
-        "```bash\ndocker compose build\ndocker compose \\\n  explode\n```\n- Usar `telepatía`\nprosa con `un nombre`\n"
-    )
-    assert without_answer(text) == ["docker compose explode", "Usar telepatía", "un nombre"]
-
-
 def test_every_line_of_the_guides_has_an_answer() -> None:
     if not (folder := os.environ.get(GUIDES)):
         pytest.skip(f"needs the guides: {GUIDES}=FOLDER")

@@ -85,15 +85,6 @@ def test_a_machine_must_be_quiet_for_a_while_before_work_goes_on(
     assert policy.why_wait(working=False) is None
 
 
-def test_a_pause_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(tmp_path / "home")
-    idle_policy = IdlePolicy(OwnerRules(), home=home)
-    home.pause()
-    assert "paused" in str(idle_policy.why_wait(working=True))
-    monkeypatch.setattr(module.time, "sleep", lambda _seconds: home.unpause())
-    assert idle_policy.wait_until_idle() < 10
-
-
 def test_priority_of_a_process() -> None:
     """In a process of its own: it cannot be taken back."""
     script = """
@@ -125,15 +116,6 @@ def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
     assert policy_with(cards, home).why_wait(working=True) is None
     assert policy_with(cards, home).why_wait(working=False) == "the machine is being used"
     assert policy_with(cards, home, root=os.getppid()).why_wait(working=False) is None  # another worker's, perhaps
-
-
-@pytest.mark.parametrize(("processor", "gpu"), [(0.5, 0.1), (0.1, 0.5), (None, 0.5)])
-def test_a_gpu_that_others_use_counts_as_the_processor_does(
-    tmp_path: Path, processor: float | None, gpu: float
-) -> None:
-    policy = policy_with(Cards(use(100 * gpu, {GAME: 100 * gpu})), Home(tmp_path / "home"))
-    policy._others = lambda: processor  # type: ignore[method-assign]
-    assert policy.why_wait(working=True) == "the machine is being used"
 
 
 def test_nice_work_of_ours_is_counted_once() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
-from cuadrilla.link.base import OfferedFile, Refused
+from cuadrilla.link.base import Refused
 from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, Assignment, JobNews, Recall
 from cuadrilla.printable import one_line
 from cuadrilla.runfile import dump, load_dumped, resolve
@@ -36,16 +36,6 @@ def test_any_news_is_refused_or_harmless(job: str, rows: str, kept: int, ended: 
     assert JOB_NAME.fullmatch(news.job)
     assert news.kept >= 0
     assert news.reason == one_line(news.reason)
-
-
-def test_what_is_said_arrives() -> None:
-    file = OfferedFile(path="metrics.jsonl", sha256=b"h" * 32, num_bytes=9)
-    saved = OfferedFile(path="checkpoints/v00000010/state.json", sha256=b"i" * 32, num_bytes=2**40)
-    run = Assignment(job="0001-0", config="{}", files=(), begun=(file, saved))
-    for order in (run, Recall(job="0001-0")):
-        assert wire.decode(wire.encode(order), Assignment, Recall) == order
-    news = JobNews(job="a", rows='{"version": 1}\n', version=1, kept=1, ended="failed", reason="why")
-    assert wire.decode(wire.encode(news), JobNews) == news
 
 
 STATE = "checkpoints/v00000010/state.json"

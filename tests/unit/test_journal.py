@@ -62,23 +62,6 @@ def test_a_flipped_bit_never_gives_a_wrong_record(
         assert all(torch.equal(t, good[record.version].update[name]) for name, t in record.update.items())
 
 
-def test_segments_of_another_history_are_discarded(tmp_path: Path) -> None:
-    write(tmp_path, count=1)
-    with closing(Journal(tmp_path)) as journal:
-        journal.begin_segment(3)
-        journal.discard_from(4)
-        assert not journal.is_open
-    assert [path.name for path in tmp_path.iterdir()] == ["v00000003.log"]
-
-
-def test_pruning(tmp_path: Path) -> None:
-    write(tmp_path, count=1)
-    with closing(Journal(tmp_path)) as journal:
-        journal.begin_segment(9)
-        journal.prune(oldest_checkpoint=9)
-    assert [path.name for path in tmp_path.iterdir()] == ["v00000009.log"]
-
-
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 def test_every_type_of_numbers_that_travels_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     update = {

@@ -1,7 +1,6 @@
 """The language task on a small data folder: sequences, loss, bits per byte, minimal pairs."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from cuadrilla.data.loader import collate
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import LanguageTask, log_likelihood, wins
+from cuadrilla.model.language import LanguageTask, log_likelihood
 from cuadrilla.model.task import Task
 
 pytestmark = pytest.mark.unit
@@ -87,11 +86,6 @@ def test_sequences_predict_every_token_once(task: LanguageTask, split: str) -> N
             data[index]
 
 
-def test_a_split_shorter_than_a_sequence_is_empty(folder: Path) -> None:
-    task = LanguageTask(folder, model=ModelSection(layers=1, heads=2, width=16, context=10_000))
-    assert len(task.data("val")) == 0
-
-
 def test_loss_is_a_sum_and_counts_tokens(task: LanguageTask) -> None:
     model, data = model_of(task), task.data("train")
     one, two = collate([data[0]]), collate([data[0], data[1]])
@@ -119,20 +113,6 @@ def test_held_out_measures_and_how_sure_they_are(task: LanguageTask) -> None:
     assert "loss_error" not in task.evaluate(model, iter([collate(items[:1])]))
 
 
-def test_a_model_that_has_diverged_has_a_loss_that_is_none(task: LanguageTask) -> None:
-    model, data = model_of(task), task.data("val")
-    with torch.no_grad():
-        next(model.parameters()).fill_(math.nan)
-    measures = task.evaluate(model, iter([collate([data[0], data[1]])]))
-    assert set(measures) == {"loss", "bits_per_byte"}
-    assert all(map(math.isnan, measures.values()))
-
-
-def test_evaluating_nothing_is_an_error(task: LanguageTask) -> None:
-    with pytest.raises(DataError):
-        task.evaluate(model_of(task), iter([]))
-
-
 def test_log_likelihood_does_not_depend_on_the_padding(task: LanguageTask) -> None:
     model = model_of(task)
     texts = [[3, 9, 4], [5, 8, 6, 2, 7, 11, 13], [1, 2]]
@@ -145,29 +125,3 @@ def test_log_likelihood_does_not_depend_on_the_padding(task: LanguageTask) -> No
     assert log_likelihood(model, [[4]]) == [0.0]
     with pytest.raises(DataError, match="context of 8"):
         log_likelihood(model, [[1] * (CONTEXT + 2)])
-
-
-@dataclass(frozen=True)
-class Ending:
-    good: str
-    bad: str
-
-
-def test_a_trained_model_prefers_what_it_has_read(folder: Path) -> None:
-    task = LanguageTask(folder, model=ModelSection(layers=1, heads=2, width=16, context=32))
-    model = model_of(task)
-    pairs = [Ending("la niña come", "la niña niña"), Ending("el niño come pan", "el niño pan come")]
-    swapped = [Ending(pair.bad, pair.good) for pair in pairs]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data = task.data("train")
-    batch = collate([data[number] for number in range(len(data))])
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss, count = task.loss(model, batch)
-        (loss / count).backward()
-        optimizer.step()
-    model.train()
-    assert set(wins(model, task.tokenizer, pairs)) == {1.0}
-    assert set(wins(model, task.tokenizer, swapped)) == {0.0}
-    assert wins(model, task.tokenizer, [Ending("x", "x")]) == [0.5]
-    assert model.training

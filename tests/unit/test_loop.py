@@ -1,15 +1,15 @@
 """What the training loop asks of a link, and what it says of the time that this took."""
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToWorker, Version
 from cuadrilla.train.loop import WorkerSettings, train
-from tests.sessions import FP32, worker_half
+from tests.sessions import FP32, Led, worker_half
 from tests.tasks import RaggedRegression
 
 pytestmark = pytest.mark.unit
@@ -17,38 +17,22 @@ pytestmark = pytest.mark.unit
 TRANSFER_SECONDS = 0.3
 
 
-class SlowLink:
-    """Leads a worker through these events; a download takes a while, an upload no time."""
+class SlowLink(Led):
+    """A download takes a while, an upload no time."""
 
-    def __init__(self, events: Sequence[ToWorker]) -> None:
-        self.events, self.downloads, self.answers = list(events), 0, list[Contribution]()
-
-    def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Contribution):
-            self.answers.append(message)
-
-    def next_event(self) -> ToWorker:
-        return self.events.pop(0)
-
-    def interrupted(self) -> bool:
-        return False
+    downloads = 0
 
     def download(self, ref: TensorRef) -> Tensors:
         self.downloads += 1
         time.sleep(TRANSFER_SECONDS)
-        return ref  # type: ignore[return-value]
-
-    def close(self) -> None:
-        pass
+        return super().download(ref)
 
 
 def led(*events: ToWorker) -> SlowLink:
     task = RaggedRegression()
     model = task.model()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    link = SlowLink(
-        [*(Version(version=e.version, parameters=weights) if isinstance(e, Version) else e for e in events)]
-    )
+    link = SlowLink(*(replace(event, parameters=weights) if isinstance(event, Version) else event for event in events))
     settings = WorkerSettings(run=RunSection(), train=TrainSection(), device=torch.device("cpu"), precision=FP32)
     train(link, task=task, model=model, sync=worker_half(model), worker=settings)
     return link

@@ -1,16 +1,13 @@
 """What a person reads: messages, the errors made of them, the language, help in Spanish, what lacks a translation."""
 
-import copy
 import errno
 import inspect
 import json
 import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -22,7 +19,6 @@ from cuadrilla.cli.verbs import VERBS
 from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import ENGLISH, SPANISH, VARIABLES, Message, language, shown, translated
-from tools import messages as tool
 
 pytestmark = pytest.mark.unit
 
@@ -57,12 +53,6 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(options, name, False)
 
 
-def test_values_are_kept_as_text_or_numbers() -> None:
-    made = Message("{path} {error} {n:,}", path=Path("a/b"), error=ValueError("no"), n=1234567)
-    assert made == "a/b no 1,234,567"
-    assert dict(made.fields) == {"path": "a/b", "error": "no", "n": 1234567}
-
-
 @pytest.mark.usefixtures("catalogue")
 def test_spanish_has_its_own_order_and_numbers() -> None:
     made = Message(KIND, kind=Message("a book"), share=0.1234, size=1234567)
@@ -78,14 +68,6 @@ def test_a_message_in_a_message_is_translated_and_a_plain_text_is_not() -> None:
     assert made.in_language(SPANISH) == "lee lee un libro"
     assert Message("read {what}", what="a book").in_language(SPANISH) == "lee a book"
     assert Message(made) is made
-
-
-@pytest.mark.usefixtures("catalogue")
-@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy, copy.copy])  # noqa: S301
-def test_a_copy_is_the_same_message(copied: Any) -> None:
-    made = copied(Message("read {what}", what=Message("{path} is bad", path=HOSTILE)))
-    assert made == f"read {HOSTILE} is bad"
-    assert made.in_language(SPANISH) == f"lee {HOSTILE} está mal"
 
 
 @pytest.mark.usefixtures("catalogue")
@@ -108,15 +90,6 @@ def test_an_error_is_made_of_its_messages() -> None:
     again = ConfigError(error.message, hint=error.hint)
     assert again.message.in_language(SPANISH) == "a está mal"
     assert again.hint.in_language(SPANISH) == "mira a"
-
-
-def test_each_of_an_errors_texts_takes_its_own_fields() -> None:
-    error = DataError("{number:,} rows", number=1234, command="x", hint="type {command}")
-    assert dict(error.message.fields) == {"number": 1234}
-    assert dict(error.hint.fields) == {"command": "x"}
-    plain = DataError(HOSTILE)
-    assert (plain.message, plain.hint, hasattr(plain, "__notes__")) == (HOSTILE, "", False)
-    assert DataError("{n} left", n=1, hint=HOSTILE).hint == HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -167,14 +140,6 @@ def test_a_language_that_there_is_not(
     assert code == 2
     assert "error: unknown language" in said
     assert "hint: --lang en, or --lang es" in said
-
-
-def test_what_stands_behind_two_dashes_is_no_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "error: " in called(monkeypatch, capsys, "monitor", "--", "--lang=es")[1]
-    assert language() == ENGLISH
 
 
 @pytest.mark.parametrize("path", [("train",), ("data", "prepare"), ("export", "gguf")])
@@ -236,50 +201,6 @@ def test_what_is_said_in_spanish(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert said.err == f"error: {HOSTILE}\ninterrumpido\n{HOSTILE}\n"
     assert said.out == "Data\n"
-
-
-VERBS_MODULE = 'VERBS = {"go": Verb("go", "go", "", "Go on.")}\n'
-
-
-@pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "cuadrilla"
-    for folder in ("cli", "spanish", "data"):
-        (root / folder).mkdir(parents=True)
-    (root / "errors.py").write_text("class CuadrillaError(Exception): ...\nclass DataError(CuadrillaError): ...\n")
-    (root / "cli" / "verbs.py").write_text(VERBS_MODULE)
-    (root / "spanish" / "cli.json").write_text('{"Go on.": "Sigue."}')
-    monkeypatch.setattr(tool, "ROOT", root)
-    monkeypatch.setattr(tool, "CATALOGUE", root / "spanish")
-    monkeypatch.setattr(sys, "argv", ["messages.py"])
-    return root
-
-
-@pytest.mark.parametrize(
-    ("code", "catalogue", "expected"),
-    [
-        ('say("all is well")', {"all is well": "todo va bien"}, ""),
-        ('say(f"{n} left")', {}, "put together"),
-        ('raise DataError("{n} left", n=n, hint="type {n}")', {"{n} left": "quedan {n}", "type {n}": "pon {n}"}, ""),
-        ('say("{n} left", n=n)', {"{n} left": "quedan {m}"}, "other fields"),
-        ('log.warning("%s is %d", a, b)', {"%s is %d": "%d es %s"}, "other %-conversions"),
-        ('say("all is well")', {"all is well": "bien", "gone": "ido"}, "nothing says 'gone'"),
-    ],
-)
-def test_what_is_no_template_or_lacks_a_translation(
-    tree: Path, capsys: pytest.CaptureFixture[str], code: str, catalogue: dict[str, str], expected: str
-) -> None:
-    (tree / "data" / "text.py").write_text(f"def do(n, text, a, b):\n    {code}\n")
-    (tree / "spanish" / "data.json").write_text(json.dumps(catalogue))
-    with pytest.raises(SystemExit) as ended:
-        tool.main()
-    said = capsys.readouterr().out
-    assert expected in said
-    assert ended.value.code == bool(expected), said
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert Message("{n:,} {x:.1f}", n=np.int64(1234), x=np.float32(0.5)).in_language(SPANISH) == "1.234 0,5"
 
 
 def test_common_reasons_of_the_system_are_translated() -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,14 +88,6 @@ def test_a_damaged_list_lets_nobody_in(tmp_path: Path, content: str) -> None:
     refused(lambda: nodes.add("ana"))
     refused(lambda: nodes.remove("ana"))
     assert path.read_text() == content
-
-
-def test_threads_lose_no_change(nodes: AllowList) -> None:
-    names = {f"n{number}" for number in range(8)}
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(nodes.add, name) for name in names]:
-            done.result()
-    assert set(nodes.nodes()) == names
 
 
 def test_two_processes_never_change_it_at_once(tmp_path: Path, nodes: AllowList) -> None:

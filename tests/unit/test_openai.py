@@ -172,9 +172,3 @@ def test_whatever_is_within_the_bounds_can_be_sampled(asked: dict[str, Any]) -> 
     found = sampling(**json.loads(json.dumps(asked)))
     logits_BV, draws_B = torch.randn(3, 11, generator=torch.Generator().manual_seed(1)), torch.tensor([0.0, 0.5, 0.999])
     assert all(0 <= token < 11 for token in choose(logits_BV, sampling=found, draws_B=draws_B).tolist())
-
-
-def test_messages_are_flattened() -> None:
-    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
-    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": parts, "name": "x"}]
-    assert ChatRequest.model_validate({"messages": messages}).prompts == ["a\n\nbc"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from cuadrilla.config import AdamWSection, MuonSection, SGDSection
+from cuadrilla.config import AdamWSection, SGDSection
 from cuadrilla.train import optim
-from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, AdamW, Muon, Optimizers, make_optimizer, orthogonalised
+from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, Muon, Optimizers, make_optimizer, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 32), (1, 5)])
@@ -26,10 +26,6 @@ def test_orthogonalised_gives_each_singular_value_its_polynomial(shape, dtype, t
         assert found.dtype == dtype
         assert torch.linalg.matrix_norm(found.double() - u @ values.diag() @ v, 2) < tolerance
         assert 0.6 < values.min() <= values.max() < 1.3
-
-
-def test_a_zero_gradient_stays_zero():
-    assert not orthogonalised(torch.zeros(2, 3, 4)).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,14 +52,6 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
         moved = 5 * 0.02 * max(1, shape[0] / shape[1]) ** 0.5
         assert (one - other).abs().max() < 0.02 * moved
     assert torch.equal(ours[-1], theirs[-1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_iteration_is_as_precise_as_the_passes(dtype):
-    layers = {"inner": nn.Parameter(torch.ones(2, 3)), "gain": nn.Parameter(torch.ones(3))}
-    optimizers = make_optimizer(MuonSection(), is_matrix=lambda _, p: p.ndim == 2, dtype=dtype)(layers)
-    assert optimizers._parts[0]._dtype == dtype
-    assert type(optimizers._parts[1]) is AdamW
 
 
 def train_both(section, theirs, *, steps=12):

@@ -38,11 +38,6 @@ FULL = NodeReport(
 )
 
 
-def test_a_report_comes_out_as_it_went_in() -> None:
-    assert wire.decode(wire.encode(FULL), NodeReport) == FULL
-    assert wire.decode(wire.encode(NodeReport()), NodeReport) == NodeReport()
-
-
 def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
     sample = {"cpu_percent": math.nan, "memory_bytes": 2**64 - 1, "battery_percent": -3, "on_battery": "yes"}
     line = {"level": "info", "text": "\x1b]0;a\x07\n" + "x" * 10_000}

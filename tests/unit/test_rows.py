@@ -1,12 +1,9 @@
 """Rows that join and leave at any step get what each would get alone."""
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.model import rows as module
@@ -36,40 +33,6 @@ def alone(model: InferenceModel, prompt: list[int], sampling: Sampling) -> list[
     return list(generate(model, prompt, sampling=sampling))
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**31), slots=st.integers(1, 6), read_tokens=st.sampled_from([1, 7, 2048]))
-def test_whoever_joins_and_leaves_beside_it(model: InferenceModel, seed: int, slots: int, read_tokens: int) -> None:
-    """Prompts longer than the context among them, and rows that slide; some leave before their end."""
-    chance = random.Random(seed)
-    waiting, held, expected, leaving = [], Rows(model, slots=slots), {}, {}
-    for number in range(10):
-        prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, CONTEXT + 9))]
-        sampling = replace(chance.choice(WAYS), max_tokens=chance.randint(1, 2 * CONTEXT), seed=number)
-        row = Row(list(prompt), sampling)
-        waiting.append(row)
-        expected[row] = alone(model, prompt, sampling)
-        leaving[row] = chance.randint(0, 20) if chance.random() < 0.3 else -1
-    everybody = list(waiting)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "READ_TOKENS", read_tokens)
-        while waiting or len(held):
-            while waiting and held.free and chance.random() < 0.6:
-                held.join(waiting.pop())
-            told = held.step()
-            assert all(token is None or row.tokens[-1] == token for row, token in told)
-            for row in [row for row in everybody if row.reason is None and len(row.generated) == leaving[row]]:
-                if row in waiting:
-                    waiting.remove(row)
-                else:
-                    held.leave(row)
-                everybody.remove(row)
-                assert row.generated == expected[row][: leaving[row]]
-    assert held.free == slots
-    for row in everybody:
-        assert row.generated == expected[row], (row.sampling, len(row.tokens))
-        assert row.reason == ("length" if len(row.generated) == row.sampling.max_tokens else "stop")
-
-
 def test_who_generates_waits_for_a_part_of_a_prompt_only(
     model: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,28 +49,6 @@ def test_who_generates_waits_for_a_part_of_a_prompt_only(
         steps += 1
         assert len(first.generated) == before + 1
     assert steps == 5  # 19 tokens in parts of 4
-
-
-def test_what_one_reads_and_others_generate_takes_one_pass(
-    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And nothing is computed for free slots."""
-    sizes: list[list[int]] = []
-    whole = model.read
-    monkeypatch.setattr(
-        model, "read", lambda cache, parts: sizes.append([len(tokens) for _, tokens in parts]) or whole(cache, parts)
-    )
-    rows = Rows(model, slots=8)
-    joining = [Row([7] * length, Sampling(temperature=0, max_tokens=4)) for length in (2, 5, 3)]
-    rows.join(joining[0])
-    rows.step()
-    for row in joining[1:]:
-        rows.join(row)
-    while len(rows):
-        rows.step()
-    assert sizes == [[2], [1, 5, 3], [1, 1, 1], [1, 1, 1], [1, 1]]
-    for row in joining:
-        assert row.generated == alone(model, row.tokens[: -len(row.generated)], row.sampling)
 
 
 def test_what_no_row_can_be(model: InferenceModel) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Strategy
 from cuadrilla.sync.windows import Windows
@@ -93,11 +92,6 @@ def test_no_fault_breaks_a_promise_of_any_strategy(strategy: Strategy, rules: Ru
     check(100, 500, strategy=strategy, rules=rules)
 
 
-def test_a_seed_says_everything() -> None:
-    assert simulate(11) == simulate(11)
-    assert simulate(11).faults != simulate(12).faults
-
-
 @pytest.mark.parametrize("kind", ["", *WORKER_FAULTS, *COORDINATOR_FAULTS])
 def test_each_fault_alone_and_none(kind: str) -> None:
     for seed in range(5):
@@ -146,24 +140,6 @@ def test_the_round_in_which_it_happens_takes_two_and_a_half_times_as_long_at_mos
     undisturbed_rounds = [later - earlier for earlier, later in itertools.pairwise(times[:last])]
     assert len(undisturbed_rounds) > 3
     assert times[last] - times[last - 1] <= 2.5 * statistics.median(undisturbed_rounds)
-
-
-def test_it_notices_a_lease_number_used_again() -> None:
-    """After a restart the ledger counts leases from its checkpoint on, and an older answer may fit a newer lease."""
-    faults = [
-        SimFault(at=1.8, kind="coordinator", seconds=3.4, steps=6),
-        SimFault(at=10.5, kind="coordinator", seconds=3.7),
-    ]
-    simulate(10, faults)
-    with pytest.raises(Violation, match="I1: version 2 counts units"):
-        simulate(10, faults, reuse_lease_ids=True)
-
-
-def test_it_notices_a_lost_workers_lease_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "release", lambda _ledger, _worker: [])
-    monkeypatch.setattr(Rounds, "_back_up_late", lambda _rounds, _work, _idle: [])
-    with pytest.raises(Violation, match="I1: leases are held by"):
-        simulate(0, faults=[SimFault(at=3.0, kind="kill", worker=name, seconds=5.0) for name in ("w0", "w1")])
 
 
 def test_it_notices_a_crew_that_nobody_gives_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ import zipfile
 
 import pytest
 
-from cuadrilla.data import sources
-from cuadrilla.data.cuentos import stories
 from cuadrilla.errors import ConfigError, DataError
 from tests.reading import find, texts
 
@@ -41,12 +39,6 @@ def test_encoding_is_detected_and_the_text_comes_back(tmp_path, raw, encoding):
     text = raw.decode("utf-8-sig" if encoding == "utf-8" else encoding)
     assert source.num_bytes == len(text.encode())
     assert texts(path) == [text]
-
-
-def test_line_ends_are_line_feeds_wherever_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "HEAD_BYTES", 2)
-    (tmp_path / "a.txt").write_bytes(b"a\r\nb\r\r\nc\r")
-    assert texts(tmp_path / "a.txt") == ["a\nb\n\nc\n"]
 
 
 def test_damage_beyond_the_first_megabyte_is_seen(tmp_path):
@@ -98,16 +90,6 @@ def test_a_folder_is_listed_by_name_and_what_is_not_text_is_named(tmp_path):
     assert [text.keeps_indentation for text in found.texts()] == [True, False]
 
 
-def test_the_order_of_arguments_and_the_output_folder_change_nothing(tmp_path):
-    for name in ("a.txt", "b.txt", "out/c.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    one = find(tmp_path / "b.txt", tmp_path / "a.txt", exclude=tmp_path / "out")
-    other = find(tmp_path / "a.txt", tmp_path / "b.txt")
-    assert one.all == other.all
-    assert len(find(tmp_path, exclude=tmp_path / "out").all) == 2
-
-
 def test_names_are_the_same_on_every_machine(tmp_path):
     folder = tmp_path / unicodedata.normalize("NFD", "año 🙂")
     folder.mkdir()
@@ -135,19 +117,6 @@ def test_what_tells_about_a_corpus_is_no_text_unless_it_is_given(tmp_path):
     assert [source.name.rpartition("/")[2] for source in found.all] == ["LEEME.txt", "licenciado.txt"]
     assert found.counts == {"files_about_the_corpus": 3, "files_not_text": 1}
     assert len(find(tmp_path / "README.md").all) == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything: run as another user")
-def test_an_unreadable_folder_is_an_error(tmp_path):
-    (tmp_path / "closed").mkdir(mode=0)
-    with pytest.raises(DataError, match="closed"):
-        find(tmp_path)
-
-
-def test_stories_are_documents_of_their_own():
-    assert texts("cuentos:5") == list(stories(5, seed=0))
-    assert survey("cuentos:5") == survey("cuentos:5")
-    assert survey("cuentos:5").sha256 != survey("cuentos:6").sha256
 
 
 def test_a_file_of_two_encodings_is_read_letter_by_letter(tmp_path):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.errors import TaskError
 from cuadrilla.sync.exact import Exact, ExactWorker
-from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics, sums_like
+from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics
 from cuadrilla.sync.strategy import Sums
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 
@@ -57,26 +57,6 @@ def test_a_history_computed_by_hand(momentum: float | None) -> None:
         assert int(model[0].num_batches_tracked) == version
     held_out = torch.tensor([[1.0, -4.0]])
     torch.testing.assert_close(model.eval()(held_out), (held_out - mean) / (variance + 1e-5).sqrt())
-
-
-def test_measuring_and_reducing_leave_the_statistics_of_record() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.5))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    merge = MergedStatistics(model)
-    merge.reduce([measure(model, units(3))])
-    assert model[0].momentum == 0.5
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert model[0].running_mean is merge.record["0.running_mean"]
-
-
-def test_a_pass_that_fails_gives_the_module_its_statistics_back() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2))
-    statistics = UnitStatistics(model)
-    too_wide = torch.zeros(5, 3)
-    with pytest.raises(RuntimeError, match="running_mean"), statistics.collecting_statistics():
-        model(too_wide)
-    assert model[0].running_mean is statistics.record["0.running_mean"]
-    assert (model[0].momentum, int(model[0].num_batches_tracked)) == (0.1, 0)
 
 
 VALUES = st.floats(width=32, min_value=-(2.0**45), max_value=2.0**45)
@@ -139,26 +119,6 @@ def test_several_calls_in_a_pass_count_as_their_mean_and_no_call_as_nothing() ->
     assert int(model.idle.num_batches_tracked) == int(model.frozen.num_batches_tracked) == 0
 
 
-def test_a_module_that_is_called_once_and_then_more_often_is_refused() -> None:
-    class Growing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([self.norm(half) for half in x.split(5)])
-
-    model = Growing()
-    statistics = UnitStatistics(model)
-    for num_calls in (1, 1, 2):
-        with statistics.collecting_statistics():
-            model(torch.cat(units(num_calls)))
-        if num_calls == 1:
-            assert statistics.add()
-    with pytest.raises(TaskError, match="norm was called once in an earlier pass and 2 times in this one"):
-        statistics.add()
-
-
 class Checkpointed(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
@@ -174,20 +134,6 @@ def test_gradient_checkpointing_measures_the_same() -> None:
     merge.reduce([measure(model, batches)])
     torch.testing.assert_close(merge.mean["0.running_mean"], mean_of(batches)[0])
     torch.testing.assert_close(merge.mean["0.running_var"], mean_of(batches)[1])
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e20])
-def test_a_unit_that_cannot_be_added_makes_the_contribution_invalid(value: float) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2))
-    worker = ExactWorker(model, strict=False)
-    worker.begin(SOME_LEASE)
-    sums, batch = Sums(), units(1)[0]
-    batch[0, 0] = value
-    with worker.collecting_statistics():
-        model(batch).sum().backward()
-    worker.after_micro_step(sums)
-    assert not sums.valid
-    assert not any(worker.contribute()[name].any() for name in sums_like(model))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -233,10 +179,3 @@ def test_statistics_that_cannot_be_merged_are_refused_by_name(make, name: str) -
     with pytest.raises(TaskError, match=name) as caught:
         UnitStatistics(make())
     assert "track_running_stats=False" in caught.value.hint
-
-
-def test_models_without_running_statistics_have_nothing_to_do() -> None:
-    model = nn.Sequential(nn.InstanceNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False), nn.LayerNorm(2))
-    assert not UnitStatistics(model)
-    assert not ExactWorker(model, strict=False).one_unit_per_micro_step
-    assert ExactWorker(nn.BatchNorm1d(2), strict=False).one_unit_per_micro_step

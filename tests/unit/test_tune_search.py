@@ -1,6 +1,5 @@
 """The decisions of a search: what is tried does not depend on who ends first, nor on breaks."""
 
-import math
 import random
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuadrilla.config import TuneSection
-from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
+from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.rundir import read_object
 from cuadrilla.tune.folder import JOBS, SearchFolder
@@ -72,20 +71,6 @@ def test_any_machines_in_any_order_with_a_break_try_the_same(seed: int, places: 
     assert score_of(again.best) == min(filter(None, map(score_of, alone.trials)))
 
 
-def test_a_storage_keeps_all_of_it_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "año #1?.db"
-    first = search_of(section_of(trials=3), storage=open_storage(path))
-    for score in (0.5, None):
-        job = first.next_job()
-        assert job is not None
-        finish(first, job, score)
-    under_way = first.next_job()
-    again = search_of(section_of(trials=3), storage=open_storage(path))
-    assert results(again) == results(first)
-    assert again.next_job() == under_way
-    assert path.exists()
-
-
 def test_who_is_behind_the_others_is_pruned_and_never_best() -> None:
     search = search_of(section_of(trials=6))
     for _ in range(5):
@@ -124,14 +109,6 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
     assert last["reason"].startswith("worse than the median")
 
 
-def test_a_search_goes_on_with_the_same_settings_only() -> None:
-    storage = optuna.storages.InMemoryStorage()
-    search_of(section_of(), storage=storage).require_same({"optim.lr": 1, "a": 2}, folder="tune")
-    search_of(section_of(), storage=storage).require_same({"optim.lr": 1, "a": 2}, folder="tune")
-    with pytest.raises(ConfigError, match=r"began with other settings: optim\.lr"):
-        search_of(section_of(), storage=storage).require_same({"optim.lr": 3, "a": 2}, folder="tune")
-
-
 def test_a_damaged_storage_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"nothing" * 1000)
     with pytest.raises(ResourceError, match="the study of the search cannot be read or written"), storing():
@@ -151,13 +128,3 @@ def test_the_highest_is_best_where_that_is_wanted() -> None:
         finish(search, job, search.trial(job).params["optim.lr"])
     assert search.best is not None
     assert search.best.params["optim.lr"] == max(trial.params["optim.lr"] for trial in search.trials)
-
-
-def test_tpe_learns() -> None:
-    space = space_of("optim.lr = {low = 0.0001, high = 1.0, log = true}\nmodel.layers = {low = 1, high = 8}")
-    section = TuneSection.model_validate({"space": space.dimensions, "sampler": "tpe", "trials": 40})
-    search = search_of(section, space=space)
-    while (job := search.next_job()) is not None:
-        finish(search, job, abs(math.log10(search.trial(job).params["optim.lr"]) + 2))
-    off = [score_of(trial) or 0.0 for trial in search.trials]
-    assert sum(off[20:]) / 20 < 0.7  # by chance: 1

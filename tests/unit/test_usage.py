@@ -10,8 +10,6 @@ import psutil
 import pytest
 from pydantic import TypeAdapter
 
-from cuadrilla.host import container
-from cuadrilla.host import usage as module
 from cuadrilla.host.card import real_cards
 from cuadrilla.host.container import Cgroups, read_cpu, read_memory
 from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
@@ -82,19 +80,6 @@ def test_what_is_not_there_is_unknown() -> None:
         sample = sampler.sample()
     assert (sample.disk_bytes, sample.gpus) == (None, ())
     assert sampler.gpus.is_silent
-
-
-class NoPsutil:
-    def __getattr__(self, name: str) -> object:
-        raise RuntimeError(f"/proc is not mounted: {name}")
-
-
-def test_a_system_that_tells_nothing_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Sampler(gpus=Gpus(()), cgroups=Cgroups(Path("/nonexistent")))) as sampler:
-        sampler._process = NoPsutil()  # type: ignore[assignment]
-        for each in (module, container):
-            monkeypatch.setattr(each, "psutil", NoPsutil())
-        assert usage_data(sampler.sample()) == {}
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

@@ -4,7 +4,6 @@ import gc
 import math
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from torch import Tensor
 from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
-from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, Version
 from cuadrilla.link.wire import Layout, Memory, chunks, received
 
 pytestmark = pytest.mark.unit
@@ -52,14 +50,6 @@ def test_tensors_come_out_bit_for_bit(entries, chunk_bytes) -> None:
         found = received(chunks(layout.parts(tensors)), [layout], memory=Memory())
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensors[name]) for name in tensors)
-
-
-@given(ENTRIES)
-def test_a_blob_is_a_safetensors_file(entries) -> None:
-    tensors = tensors_of(entries)
-    read = safetensors.torch.load(bytes(Layout.of(tensors).pack(tensors)))
-    assert read.keys() == tensors.keys()
-    assert all(same_bits(read[name], tensors[name]) for name in tensors)
 
 
 @given(ENTRIES, CHUNK_SIZES)
@@ -109,22 +99,6 @@ def test_a_whole_is_neither_shorter_nor_longer() -> None:
     gc.collect()
     assert len(memory._free) == 1, "memory was taken"
     assert received(iter([first, last]), [layout], memory=memory)["a"].equal(tensors["a"])
-
-
-MESSAGES = [
-    Hello(speed_hint=0.25, environment={"torch": "2.13"}),
-    Progress(micro_steps=7, part=0.5),
-    Contribution(lease_id=3, tokens=5, loss_sum=0.1 + 0.2, valid=False),
-    Goodbye(reason="¿listo?"),
-    Version(version=2**62, standbys=("10.0.0.2:47470",), term=1),
-    Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
-    Stop(reason="the run has ended", refused=True),
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_out_as_it_went_in(message) -> None:
-    assert wire.decode(wire.encode(message), *map(type, MESSAGES)) == message
 
 
 def test_memory_is_used_again_only_when_no_tensor_lies_in_it() -> None:

@@ -6,7 +6,7 @@
 
 The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`Lease.steps`),
 and a contribution or a version may be anything with names, shapes and number types of its own: sums of gradients,
-differences of weights, an optimizer's state. `tests/average.py` is a whole strategy of one short file.
+differences of weights, an optimizer's state.
 
 Invariant: a contribution is a function of the last version applied and of the units of its lease. A worker half keeps
 nothing else, so any worker can compute any lease, again and elsewhere.

@@ -58,10 +58,10 @@ def _pair(index: int, phenomenon: str, *, seed: int) -> MinimalPair | None:
 
 def _contrasts(story: Derivation, phenomenon: str) -> Iterator[tuple[Span, str]]:
     if phenomenon in {"character", "object", "cause"}:
-        yield from later_mentions(story, phenomenon)
+        yield from _later_mentions(story, phenomenon)
         return
     for plural in (True,) if phenomenon == "number" else (False, True) if phenomenon == "clitic" else (False,):
-        for span, wrong in agreement_edits(story, plural=plural):
+        for span, wrong in _agreement_edits(story, plural=plural):
             is_clitic = isinstance(span.slot, Agreement) and span.slot.kind == "clitic"
             if _decided_before(span, story) and is_clitic == (phenomenon == "clitic"):
                 yield span, wrong
@@ -79,7 +79,7 @@ def _named(span: Span) -> tuple[str, ...]:
     return () if isinstance(span.slot, Agreement) else (span.slot.variable,)
 
 
-def agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span, str]]:
+def _agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span, str]]:
     """Each agreeing slot with its form in the other number (`plural`), or else in the other gender."""
     for span in story.spans:
         match span.slot:
@@ -98,7 +98,7 @@ def agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span, 
             yield span, other
 
 
-def later_mentions(story: Derivation, kind: str) -> Iterator[tuple[Span, str]]:
+def _later_mentions(story: Derivation, kind: str) -> Iterator[tuple[Span, str]]:
     """Each mention but the first of a character, object or cause, with a wrong one in its place.
 
     The wrong one has the same gender and number and occurs nowhere in the story, so only the meaning is wrong.
