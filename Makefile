@@ -3,9 +3,10 @@
 #   make demo    set up, then train a small model on a practice crew
 #   make test    the tests that touch every promise, about eight minutes on two cores
 #   make test-all    every test that this machine can run, twenty to thirty minutes there
-#   make check   format, lint, types, layers, budgets
+#   make check   format, lint, types, layers, budgets, messages, pages
 #   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
+#   make docs    the pages as a site, in build/site
 #   make setup   .venv only (again when pyproject.toml, constraints.txt or tools/pick_torch.py changed)
 #   make wheel   one file to install cuadrilla from on another machine
 #   make clean   remove .venv and caches
@@ -33,7 +34,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 DIST := dist
 
-.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets messages bench soak clean
+.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets messages docs bench soak clean
 
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
@@ -108,7 +109,7 @@ soak: $(DEV)
 
 # Every part runs, also after one that failed: one look shows all there is to repair.
 check: $(DEV)
-	@$(MAKE) --no-print-directory -k format-check lint types layers budgets messages
+	@$(MAKE) --no-print-directory -k format-check lint types layers budgets messages docs
 
 format-check: $(DEV)
 	$(BIN)/ruff format --check .
@@ -127,6 +128,10 @@ budgets: $(DEV)
 
 messages: $(DEV)
 	$(BIN)/python tools/messages.py
+
+# Not with --quiet: it drops the warnings that --strict counts.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(DEV)
 	@set -e; \

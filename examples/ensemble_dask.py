@@ -2,7 +2,7 @@
 
     python ensemble_dask.py                                   # a cluster of two processes of this machine
     python ensemble_dask.py --data mnist_10k --trials 48
-    python ensemble_dask.py --scheduler tcp://127.0.0.1:8786  # a cluster that is running; see docs/dask.md for TLS
+    python ensemble_dask.py --scheduler tcp://127.0.0.1:8786  # one that is running; see docs/other-tools.md for TLS
 
 A trial is a model of scikit-learn or XGBoost; its score, the accuracy on a third of the training images. The best of
 each kind vote on images that the search has not seen. Workers need scikit-learn (and xgboost) in the version of this

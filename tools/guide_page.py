@@ -1,4 +1,4 @@
-"""Makes docs/older-guides.md and docs/guias-anteriores.md of docs/older-guides.toml: what each line of a guide is here.
+"""Makes docs/older-guides.md and docs/es/older-guides.md of docs/older-guides.toml: what each line of a guide is here.
 
 python tools/guide_page.py [--check]     with --check: only says whether they are as they should be, by exit code
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROWS = DOCS / "older-guides.toml"
-PAGES = {"en": DOCS / "older-guides.md", "es": DOCS / "guias-anteriores.md"}
+PAGES = {"en": DOCS / "older-guides.md", "es": DOCS / "es/older-guides.md"}
 HEADS = {
     "en": """# Older guides, line by line
 
-[En español](guias-anteriores.md)
+[En español](es/older-guides.md)
 
 cuadrilla began with four guides, in Spanish, to training on machines of one's own. Each of their commands, files,
 components and pieces of advice is here, with what to type now and the test that runs it. *Not verified* is what no
@@ -23,7 +23,7 @@ machine of the tests has: Windows, macOS, NVIDIA cards.
 """,
     "es": """# Guías anteriores, línea por línea
 
-[In English](older-guides.md)
+[In English](../older-guides.md)
 
 cuadrilla empezó con cuatro guías para entrenar en máquinas propias. Aquí está cada orden, archivo, componente y consejo
 de ellas, qué escribir ahora, y la prueba que lo ejecuta. *Sin verificar* está lo que ninguna máquina de las pruebas

@@ -345,7 +345,7 @@ class AlarmSection(Section):
     event, title, text, run and time."""
     address_file: str = ""
     """A file, relative to the run file, with addresses as apprise writes them, one a line
-    (https://appriseit.com/services). They are secrets: they stay in that file. See docs/alarms.md."""
+    (https://appriseit.com/services). They are secrets: they stay in that file. See docs/watch.md."""
     on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
     """What to tell: failed, finished, stopped (the run), left (a worker), alarm (a file could not be written)."""
 

@@ -1,4 +1,4 @@
-"""A machine that can be logged into, and that dials nobody, joins through `ssh -R`, as docs/leaving-the-lan.md says."""
+"""A machine that can be logged into, and that dials nobody, joins through `ssh -R`, as docs/crew.md says."""
 
 import shutil
 import subprocess

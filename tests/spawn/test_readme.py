@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
 SHORT_DEMO, SHORT_TIME = ("--steps", "24"), "20s"
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
-SPANISH = ("README.es.md", "docs/datos.md", "docs/entrenar.md", "docs/cuadrilla.md")
+SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
 
 
 def commands(pages: Sequence[str]) -> list[list[str]]:

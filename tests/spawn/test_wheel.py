@@ -51,5 +51,5 @@ def test_a_machine_with_the_wheel_joins(
 
 
 def test_the_pages_name_the_wheel_that_is_built() -> None:
-    for page in ("crew.md", "cuadrilla.md"):
+    for page in ("crew.md", "es/crew.md"):
         assert f"cuadrilla-{__version__}-py3-none-any.whl" in (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -49,5 +49,5 @@ def dask_workers(scheduler: str) -> Iterator[Workers]:
             "the Dask cluster {scheduler} cannot be used: {reason}",
             scheduler=scheduler,
             reason=one_line(str(error) or type(error).__name__),
-            hint="start it and its workers (docs/dask.md), then run the same command again",
+            hint="start it and its workers (docs/other-tools.md), then run the same command again",
         ) from None

@@ -41,7 +41,7 @@ class TaskDefaults:
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, its loss and its data. Identical on every node. One with a `predict` can be served (docs/serving.md)."""
+    """A model, its loss and its data. Identical on every node. One with a `predict` can be served (docs/serve.md)."""
 
     defaults: TaskDefaults
 

@@ -153,7 +153,7 @@ class RunReader:
                 self._take()
 
     def data(self, *, now: float, nodes: Collection[str] = (), paused: Collection[str] = ()) -> dict[str, Any]:
-        """The run at `now`, in unix seconds, with its machines: see docs/monitor.md. `nodes`: also those of these that
+        """The run at `now`, in unix seconds, with its machines: see docs/watch.md. `nodes`: also those of these that
         are not there; `paused`: nodes that are to wait."""
         with self._lock:
             self._take()

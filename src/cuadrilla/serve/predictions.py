@@ -34,7 +34,7 @@ class Predictor:
         self.name, self._trained = name, trained
         self._task_predict: Any = getattr(trained.task, "predict", None)
         if self._task_predict is None:
-            hint = "add one, as examples/mnist_cnn.py has it; docs/serving.md explains it"
+            hint = "add one, as examples/mnist_cnn.py has it; docs/serve.md explains it"
             raise TaskError("{task} has no predict(model, inputs)", **about, hint=hint)
         try:
             hints = get_type_hints(self._task_predict, include_extras=True)
