@@ -4,7 +4,6 @@ What a practice crew writes is real; what no crew would write is written by hand
 """
 
 import json
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir, append_event, write_json
 from tests.chromium import CHROMIUM, Browser, Tab
-from tests.commands import joined, make_run, reached, start, stop, wait_for
+from tests.commands import coordinator, joined, make_run, reached, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
-from tests.spawn.test_crew import worker
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
 pytestmark = [
@@ -136,7 +134,7 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
             tab.until("document.getElementById('state').innerText === 'running'")  # the page draws what it knows later
             before = tab.value("data.head.version ?? 0")
             tab.until(f"data.head.version > {before}")
-            worker(crew, "worker-2").send_signal(signal.SIGKILL)
+            next(child for child in coordinator(crew).children() if "worker-2" in child.cmdline()).kill()
             tab.until("document.querySelector('.machines tr.gone .name')?.innerText.trim() === 'worker-2'")
             assert "worker-1" in texts(tab, ".machines tbody tr:not(.gone) .name")
             go(tab, "train")
