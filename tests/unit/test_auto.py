@@ -125,8 +125,8 @@ def test_alone_it_takes_smaller_steps_where_those_of_the_crew_are_large(tokens: 
     assert all(made == {1} for made, workers in zip(crew.parts, crew.workers, strict=True) if len(workers) > 1)
 
 
-def test_smaller_steps_are_tried_where_exact_ones_are_those_of_one_machine_and_no_window_promises_more() -> None:
-    """A step of ana alone takes 2 s, one of a window of 32 1.6 and teaches 0.81 of it: nobody tries that."""
+def test_where_one_machine_makes_all_rounds_it_is_alone_in_smaller_steps_after_one_long_window() -> None:
+    """A step of ana alone takes 2 s, one of a window of 32 1.6 and teaches 0.81 of it, which promises nothing."""
     crew = Machines(
         {"ana": 30.0, "luis": 15.0, "eva": 7.5, "rosa": 3.75},
         transfer=12.0, shared=True, here="ana", step_tokens=15_360, num_steps=192,
@@ -134,7 +134,8 @@ def test_smaller_steps_are_tried_where_exact_ones_are_those_of_one_machine_and_n
     crew.rounds(6)
     assert crew.workers[-3:] == [{"ana"}] * 3
     assert crew.parts[-3:] == [{4}] * 3
-    assert 32 not in [length for length, workers in zip(crew.lengths, crew.workers, strict=True) if len(workers) > 1]
+    together = [length for length, workers in zip(crew.lengths, crew.workers, strict=True) if len(workers) > 1]
+    assert together == [1, 1, 32]
 
 
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:

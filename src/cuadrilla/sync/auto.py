@@ -7,7 +7,7 @@ transfers: units by speed, one transfer in each round, and a window's moves `win
 round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
 longest window with a single lane, in up to `CREW_STEP` smaller steps for each of the run's, which teach more; nobody
 shares its line to the coordinator. It has to be better than that window, measured with all lanes, which is measured
-again as often as `PROBE_COST` allows; where one machine makes the rounds already, better than it promises.
+again as often as `PROBE_COST` allows. Where one machine makes all rounds, it is tried whatever it promises.
 
 The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
 sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
@@ -207,10 +207,12 @@ class AutoRounds(Rounds):
             possible = lengths(work.rules.num_steps)
             tried.longest = possible[-1]
             self._note(work)
-            alone = [ALONE] if self._known(tried.longest, work) or self._is_alone(work) else []
+            alone = [ALONE] if self._known(tried.longest, work) else []
             values = {length: self._value(length, work) for length in (*possible, *alone)}
             best = max(values, key=values.__getitem__)
-            if values[best] > BETTER * values.get(tried.present, 0.0):
+            if self._is_to_be_tried(work):
+                tried.present = tried.longest
+            elif values[best] > BETTER * values.get(tried.present, 0.0):
                 tried.present = best
             if (self._steps(tried.present) > 1) != (last > 1):
                 work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
@@ -244,8 +246,10 @@ class AutoRounds(Rounds):
             memory = max(memory, more * self._steps(length) / PROBE_COST)
         return took if work.crew.now - took.at < memory else None
 
-    def _is_alone(self, work: Work) -> bool:
-        """Whether one machine makes the rounds already, and the longest windows were not tried with these members."""
+    def _is_to_be_tried(self, work: Work) -> bool:
+        """Whether one machine makes all rounds, and the longest window was not tried with these members: what others
+        took behind a line that each version fills says little.
+        """
         took = self.tried.measured.get(self.tried.longest)
         is_untried = took is None or took.members != work.crew.members.keys()
         return is_untried and work.largest_part >= NEARLY_ALL
