@@ -31,7 +31,7 @@ from cuadrilla.sync.strategy import Stepper, Sums, trainable
 from cuadrilla.sync.windows import Windows
 from cuadrilla.train.loop import add_loss
 from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.setup import make_model_to_train, make_recipe, make_task, measure_length
+from cuadrilla.train.setup import make_model, make_recipe, make_task, measure_length
 
 LONGER = (1.0, 1.5, 2.0)
 """Runs of the best machine alone, as multiples of the crew's time."""
@@ -65,7 +65,7 @@ class Play:
         config = configure(text)
         self.lanes, self.steps = lanes, steps
         self.task = make_task(config, data)
-        self.model = make_model_to_train(config, self.task)
+        self.model = make_model(self.task, seed=config.run.seed)
         self.params = trainable(self.model)
         device = torch.device("cpu")
         measured, precision = measure_length(config, self.task), choose_precision("fp32", device=device)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from bench.lan import CARD, LAN
 from bench.link_tensors import Times, check, model
-from cuadrilla.link.base import Contribution, Hello, Progress, ToCoordinator, Version
+from cuadrilla.link.base import Contribution, Hello, ToCoordinator, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node
 from cuadrilla.link.server import CrewServer
@@ -42,15 +42,12 @@ class CrewCoordinator:
         self._version = 0
         self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
         layout = Layout.of(self._params)
-        self._server = CrewServer(Path(folder) / "crew", receiver=self, contributions=[layout])
+        self._server = CrewServer(Path(folder) / "crew", receive=self._hear, contributions=[layout])
         self._server.serve(f"{address}:{port}")
 
-    def deliver(self, _worker: str, message: ToCoordinator) -> None:
-        self._inbox.put((time.monotonic(), message))
-
-    def heard(self, worker: str, progress: Progress) -> None: ...
-
-    def left(self, worker: str, reason: str) -> None: ...
+    def _hear(self, _worker: str, message: object) -> None:
+        if isinstance(message, Hello | Contribution):
+            self._inbox.put((time.monotonic(), message))
 
     def hello(self) -> None:
         """Wait for a worker that begins."""

@@ -29,7 +29,7 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.model.task import loss_of
 from cuadrilla.sync.strategy import trainable
 from cuadrilla.train.evaluate import evaluate
-from cuadrilla.train.setup import equip, make_model_to_train, make_task
+from cuadrilla.train.setup import equip, make_task
 
 PATIENCE = timedelta(minutes=30)
 LIMIT_SECONDS = 7200.0  # a process that is still there then says where it hangs, and ends
@@ -41,7 +41,7 @@ class Rank:
         self._kind, self._config, self._rank, self._more = kind, configure(config), rank, more
         self._address, self._workers = addresses[rank], len(addresses)
         task = make_task(self._config, Path("/"))
-        self._made = equip(self._config, task, make_model_to_train(self._config, task))
+        self._made = equip(self._config, task)
         self._loader = UnitLoader(
             task.data("train"), seed=self._config.run.seed, unit_sequences=1, device=self._made.device
         )

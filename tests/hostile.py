@@ -60,17 +60,16 @@ class Heard:
         self.progress: defaultdict[str, list[int]] = defaultdict(list)
         self.reports: defaultdict[str, list[NodeReport]] = defaultdict(list)
 
-    def deliver(self, worker: str, message: ToCoordinator) -> None:
-        self.messages[worker].put(message)
-
-    def heard(self, worker: str, progress: Progress) -> None:
-        self.progress[worker].append(progress.micro_steps)
-
-    def reported(self, worker: str, report: NodeReport) -> None:
-        self.reports[worker].append(report)
-
-    def left(self, worker: str, reason: str) -> None:
-        self.goodbyes.put((worker, reason))
+    def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
+        match message:
+            case Progress():
+                self.progress[worker].append(message.micro_steps)
+            case NodeReport():
+                self.reports[worker].append(message)
+            case Goodbye():
+                self.goodbyes.put((worker, message.reason))
+            case _:
+                self.messages[worker].put(message)
 
     def next(self, worker: str) -> ToCoordinator:
         return self.messages[worker].get(timeout=CEILING_SECONDS)
@@ -89,7 +88,7 @@ class Crew:
         file.write_bytes(b"shard" * 100)
         self.server = CrewServer(
             folder / "crew",
-            receiver=self.heard,
+            receive=self.heard.deliver,
             offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
             contributions=[contribution],
             standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),

@@ -13,7 +13,7 @@ from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
 from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.checkpoint import load_newest, tensors_sha256
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
 from tests.transports import WrapLink, run_through

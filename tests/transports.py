@@ -18,9 +18,8 @@ from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext
-from cuadrilla.train.thread import CoordinatorThread
 
 WrapLink = Callable[[str, Link], Link]
 Connect = Callable[[str], Link]
@@ -32,23 +31,23 @@ def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Ou
     wrap = wrap_link or (lambda _worker, link: link)
     if len(context.config.engine.workers) == 1:
         return run_local(context, wrap_link=partial(wrap, WORKER))
-    before, runtime = torch.get_num_threads(), CoordinatorThread(context.coordination)
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with serving(context, runtime) as connect:
-            return _run_threads(context, runtime, lambda name: wrap(name, connect(name)))
+        with serving(context) as connect:
+            return _run_threads(context, lambda name: wrap(name, connect(name)))
     finally:
         context.store.close()
         torch.set_num_threads(before)
 
 
 @contextmanager
-def serving(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect]:
+def serving(context: RunContext) -> Iterator[Connect]:
     """Through TLS on the loopback."""
     with tempfile.TemporaryDirectory() as folder:
         server = CrewServer(
             Path(folder) / "crew",
-            receiver=runtime,
+            receive=context.coordination.deliver,
             contributions=[
                 Layout.of(form) for form in context.strategy.contributions_like(context.model, context.recipe)
             ],
@@ -59,7 +58,7 @@ def serving(context: RunContext, runtime: CoordinatorThread) -> Iterator[Connect
             yield lambda name: Connection(address, identity=server.admit(name)).session(parameters=context.parameters)
 
 
-def _run_threads(context: RunContext, runtime: CoordinatorThread, connect: Connect) -> Outcome:
+def _run_threads(context: RunContext, connect: Connect) -> Outcome:
     """The calling thread coordinates."""
     errors: list[BaseException] = []
     turns = threading.Lock()
@@ -87,7 +86,7 @@ def _run_threads(context: RunContext, runtime: CoordinatorThread, connect: Conne
             context.coordination.fail(errors[-1])
 
     try:
-        return runtime.serve(poll, every_seconds=TICK_SECONDS)
+        return context.coordination.serve(poll, every_seconds=TICK_SECONDS)
     finally:
         for thread in threads:
             thread.join()

@@ -33,7 +33,7 @@ from cuadrilla.messages import Message
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, finite, last_rows
 from cuadrilla.runfile import as_sets, leaves, make_run, read_run_config, read_run_file, settings_text
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.sinks import Scalars
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
 
@@ -105,7 +105,7 @@ class Run:
     @property
     def config(self) -> Config:
         """What it was last trained with; before that, its run file. Raises ConfigError."""
-        return read_run_config(self._folder) if self._folder.config.exists() else read_run_file(self.path).config
+        return read_run_config(self._folder)
 
     def train(
         self,

@@ -27,7 +27,6 @@ PRESETS: dict[str, tuple[int, int, int, int]] = {
     "xl": (48, 25, 1600, 1024),
 }
 
-Count = Annotated[int, Field(ge=1, le=10**15)]
 CountOrZero = Annotated[int, Field(ge=0, le=10**15)]
 Rate = Annotated[float, Field(gt=0, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -159,10 +158,8 @@ class TrainSection(Section):
     compile: bool = False
     """Use torch.compile: slower start, faster steps on CUDA."""
     teacher: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=16)] = []
-    """Runs, or folders in Hugging Face's layout, with the same tokenizer, relative to the run file. A part of the loss
+    """Runs, or folders in Hugging Face's layout, with the same tokenizer, relative to the run file. Half of the loss
     is the distance of the model from their mean probabilities. The run keeps a copy."""
-    teacher_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """The part of the loss that comes from the teachers."""
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Largest global gradient norm; larger ones are scaled down (0: never)."""
 
@@ -304,8 +301,6 @@ class CheckpointSection(Section):
     """Also save at every step whose number is a multiple of this (0: do not)."""
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
     """How many of the newest checkpoints to keep, besides the best."""
-    keep_steps: Annotated[list[Count], Field(max_length=100)] = []
-    """Save at these steps, and keep them."""
     journal: Literal["auto", "on", "off"] = "auto"
     """Write every merged update to a redo log, so that a killed coordinator loses no step.
     auto: if there is more than one worker."""
@@ -332,9 +327,8 @@ class SampleSection(Section):
 
 class GuardSection(Section):
     spike_sigmas: Annotated[float, Field(ge=0, le=1000)] = 6.0
-    """Skip an update whose loss or gradient norm is this many standard deviations above its running mean (0: never)."""
-    rollbacks: Annotated[int, Field(ge=0, le=100)] = 2
-    """How often to go back to the last checkpoint after three skipped updates in fifty steps, before giving up."""
+    """Skip an update whose loss or gradient norm is this many standard deviations above its running mean (0: never).
+    The run stops when ten of fifty are."""
 
 
 class AlarmSection(Section):

@@ -82,7 +82,7 @@ class CheckpointError(CuadrillaError):
 
 
 class GuardError(CuadrillaError):
-    """A training guard stopped the run: the loss diverged and rolling back did not help."""
+    """A training guard stopped the run: the loss diverged."""
 
     exit_code = 7
 

@@ -186,13 +186,6 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_failure(run: RunDir, *, reason: str) -> None:
-    """Note in events and status that a training failed before a coordinator could; a full disk is no second failure."""
-    with suppress(ResourceError):
-        append_event(run.events, "failed", reason=reason)
-        write_json(run.status, {**read_object(run.status), "state": "failed"}, private=True)
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """A small JSON file of ours; a missing or damaged one is empty."""
     try:

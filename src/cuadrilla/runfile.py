@@ -96,17 +96,16 @@ def _toml(values: Mapping[str, Any]) -> str:
 
 
 def read_run_config(run: RunDir) -> Config:
-    """What a run directory was last trained with: its config.json; until then its run file. Raises ConfigError."""
-    if run.config.exists() and run.run_file.exists() and not has_begun(run):
-        return read_run_file(run.run_file).config  # it was imported, and edited since
+    """What a run directory was last trained with: its config.json; until it has begun, its run file. Raises
+    ConfigError."""
+    if not run.config.exists() or (run.run_file.exists() and not has_begun(run)):
+        return read_run_file(run.run_file).config  # also of one that was imported, and edited since
     try:
         return Config.model_validate(json.loads(run.config.read_bytes())["values"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        missing = isinstance(error, FileNotFoundError)
         raise ConfigError(
-            "{path} is not a trained run: it has no {file}" if missing else "{path} cannot be read: {reason}",
-            path=run.path,
-            file=run.config.name,
+            "{path} cannot be read: {reason}",
+            path=run.config,
             reason=str(error).partition("\n")[0],
             hint="cuadrilla train {run}",
             run=typed(run.path),

@@ -50,12 +50,8 @@ def test_a_run_and_its_export_have_the_same_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
-    (tmp_path / "pares.csv").write_text("good,bad\nLa niña come,La niña comen\nEl niño come,El niña come\n")
     # The run was trained in fp32; a folder of others takes what is fast here, which may be bf16.
-    found = as_json(
-        capsys, monkeypatch, language.path, exported, text=[tmp_path / "texto.txt"], pairs=10,
-        pairs_file=[tmp_path / "pares.csv"],
-    )  # fmt: skip
+    found = as_json(capsys, monkeypatch, language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
     ours, theirs = found
     assert (ours["version"], theirs["version"]) == (choose_step(language).version, None)
     assert ours["parameters"] == theirs["parameters"]
@@ -63,7 +59,6 @@ def test_a_run_and_its_export_have_the_same_figures(
     assert names == [
         ("bits_per_byte", "texto.txt", len("La niña fue a la plaza.\n\n".encode()) * 3 - 2),
         ("pairs_right", "built-in stories", 10),
-        ("pairs_right", "pares.csv", 2),
     ]
     for a, b in zip(ours["figures"][:1], theirs["figures"][:1], strict=True):
         assert a["value"] == pytest.approx(b["value"], rel=0.01)

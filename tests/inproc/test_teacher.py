@@ -96,8 +96,8 @@ def test_who_cannot_teach_is_refused(stories: Path, teacher: RunDir, tmp_path: P
 def test_a_teacher_belongs_to_the_run(stories: Path, teacher: RunDir, tmp_path: Path) -> None:
     run = language_run(tmp_path / "run", stories, steps=4)
     train(run, TEACHER, stop_at=2)
-    with pytest.raises(ConfigError, match=r"train.teacher_share"):
-        train(run, TEACHER, "train.teacher_share=0.7")
+    with pytest.raises(ConfigError, match=r"train.teacher"):
+        train(run)
     weights = run.teachers / "0" / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-4] + b"\0\0\0\1")

@@ -181,10 +181,6 @@ class SimWeights:
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         return [1.0 for _ in answers]
 
-    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        del answers
-        return ()
-
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         del tensors, num_units
         return True
@@ -218,7 +214,7 @@ class SimWeights:
 class Disk:
     """What survives the coordinator. `behind`: a commit was announced that could not be written.
 
-    `gaps`: checkpoints that the journal does not lead to, because it could not be written or the guard rolled back.
+    `gaps`: checkpoints that the journal does not lead to, because it could not be written.
     """
 
     checkpoints: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
@@ -317,11 +313,6 @@ class VirtualStore:
             del self.disk.segments[segment]
             self.point()
 
-    def roll_back(self) -> None:
-        self.weights.theta = self.disk.checkpoints[-1][1]
-        self.audit.rolled_back(self.weights.theta)
-        self.save_now = self.gap = True
-
     def event(self, kind: str, **fields: Any) -> None:
         self.audit.report.counts[kind] += 1
         self.audit.skipping = fields["units"] if kind == "units skipped" else self.audit.skipping
@@ -405,13 +396,6 @@ class Audit:
                 return f"I3: a contribution to version {version} was computed from other weights, {age} versions old"
         total = sum(gradient(part.units, part.base) for part in weights.merged) & MASK
         return "" if weights.total == total else "I1: the sum is not that of the units counted"
-
-    def rolled_back(self, theta: int) -> None:
-        """A round without any usable contribution: the third of these goes back to the checkpoint's weights."""
-        self.report.counts["rolled back"] += 1
-        version = self.next_version
-        self.history[version], self.tokens[version] = theta, self.tokens[self.version]
-        self.units[version] = self.skips[version] = self.skipping
 
     def committed(self, version: int, theta: int) -> None:
         now = self.clock()

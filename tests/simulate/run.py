@@ -1,7 +1,7 @@
 """A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
 
 `simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` with a strategy's rounds,
-`train/coordinate.py`) from the first round to the last through random faults, and raises `Violation` at the first event
+`train/runtime.py`) from the first round to the last through random faults, and raises `Violation` at the first event
 after which an invariant does not hold; I1-I7 are listed in `disk.py`. Everything random comes from the seed and
 time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
 """
@@ -13,14 +13,14 @@ from typing import cast
 
 from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
-from cuadrilla.link.base import Contribution, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.share import share_units
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Strategy
-from cuadrilla.train.coordinate import CoordinatorRuntime
-from cuadrilla.train.guard import Guard
+from cuadrilla.train.guard import Guard, Verdict
+from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.store import Store
 from tests.simulate.crew import Clock, Crew, SimConnection, Worker
 from tests.simulate.disk import (
@@ -69,6 +69,14 @@ def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[SimFault]:
         at, kind = rng.uniform(0.0, FAULTS_UNTIL_SECONDS), rng.choice(("kill", "power off"))
         faults.append(SimFault(at=at, kind=kind, worker=workers[-1], seconds=FOREVER))
     return sorted(faults, key=lambda fault: fault.at)
+
+
+class NeverGivesUp(Guard):
+    """The faults may leave more rounds without any usable contribution than a run would bear."""
+
+    def judge(self, *, loss: float, norm: float) -> Verdict:
+        verdict = super().judge(loss=loss, norm=norm)
+        return Verdict.SKIP if verdict is Verdict.GIVE_UP else verdict
 
 
 class World:
@@ -152,7 +160,7 @@ class World:
         rounds = self.strategy.rounds(share=share_units)
         self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
         self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
-        guard = Guard(section=GuardSection(rollbacks=100))
+        guard = NeverGivesUp(section=GuardSection())
         if guard_state is not None:
             guard.load_state(guard_state)
         self.weights = SimWeights(self.point, theta)
@@ -195,7 +203,8 @@ class World:
             older = self.sessions.get(worker.name)
             self.sessions[worker.name] = connection
             if older is not None:
-                self.coordination.left(worker.name, "a newer session of the same node has begun")
+                self.coordination.deliver(worker.name, Goodbye(reason="a newer session of the same node has begun"))
+                self.coordination.work_off()
         elif self.sessions.get(worker.name) is not connection:
             self.report.counts["late messages of an old connection"] += 1
             return
@@ -203,17 +212,19 @@ class World:
         if isinstance(message, Progress):
             if message.micro_steps > connection.micro_steps:
                 connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
-            self.coordination.heard(worker.name, message)
+            self.coordination.deliver(worker.name, message)
         else:
             answers = isinstance(message, Contribution) and message.lease_id in self.coordinator.work.ledger.leases
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
+            self.coordination.work_off()
 
     def close(self, connection: SimConnection) -> None:
         name = connection.worker.name
         if self.up and connection.incarnation == self.incarnation and self.sessions.get(name) is connection:
             del self.sessions[name]
-            self.coordination.left(name, "connection lost")
+            self.coordination.deliver(name, Goodbye(reason="connection lost"))
+            self.coordination.work_off()
 
     def send(self, name: str, message: ToWorker) -> None:
         if not self.up:

@@ -32,7 +32,6 @@ class Machines:
     transfer: float
     shared: bool = False
     local_step: float = 0.0
-    ends: tuple[int, ...] = ()
     step_tokens: int = 600
     num_steps: int = 10_000
     here: str = ""
@@ -42,7 +41,6 @@ class Machines:
             units_per_step=UNITS_PER_STEP,
             step_tokens=self.step_tokens,
             num_steps=self.num_steps,
-            ends=self.ends,
             quorum=len(self.speeds),
         )
         self.machine = Coordinator(rules=rules, rounds=AutoRounds(share=share_units, window_bytes=0.5))
@@ -158,10 +156,3 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
 def answer(tensors: Tensors) -> Answer:
     said = Contribution(lease_id=1, tokens=10, loss_sum=1.0, tensors=tensors)
     return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), contribution=said)
-
-
-def test_rounds_end_where_the_rules_want_it() -> None:
-    crew = Machines({"ana": 30.0, "luis": 30.0}, transfer=30.0, ends=(30,))
-    lengths = crew.rounds(8)
-    versions = [sum(lengths[: count + 1]) for count in range(len(lengths))]
-    assert 30 in versions

@@ -64,11 +64,12 @@ def test_swapped_files_and_an_edited_manifest(tmp_path: Path) -> None:
     optimizer.rename(model)
     (path / "x").rename(optimizer)
     assert c.load_newest(tmp_path).version == 1  # type: ignore[union-attr]
+    path = save(tmp_path, 3)
     manifest = json.loads((path / c.MANIFEST).read_text())
     manifest["files"]["../../etc/passwd"] = manifest["files"].pop("state.json")
     (path / c.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="does not name exactly"):
-        c.load_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"state\.json is missing or damaged"):
+        c.verify_checkpoint(path)
 
 
 def test_a_pickle_renamed_to_safetensors_is_never_executed(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Figures that compare models: against sums by hand, and what the files they are measured on may look like."""
+"""Figures that compare models, against sums by hand."""
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,13 +10,17 @@ import torch
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.train.eval_data import TextPair, read_pairs, read_texts
-from cuadrilla.train.eval_metrics import cut_windows, pair_figure, text_figure
+from cuadrilla.train.eval_metrics import cut_windows, pair_figure, read_texts, text_figure
 
 pytestmark = pytest.mark.unit
 
 CONTEXT = 16
 SENTENCE = "la niña come pan y el niño bebe agua"
+
+
+class TextPair(NamedTuple):
+    good: str
+    bad: str
 
 
 @pytest.fixture(scope="module")
@@ -86,50 +91,6 @@ def test_pairs_have_a_count_and_an_interval(model: GPT2, tokenizer: Tokenizer) -
     mixed = pair_figure(model, tokenizer, [pair, pair, pair, swapped] * 100, of="p")
     error = 1.96 * (0.75 * 0.25 / 400) ** 0.5
     assert (mixed.low, mixed.value, mixed.high) == pytest.approx((0.75 - error, 0.75, 0.75 + error), abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("name", "raw"),
-    [
-        ("p.tsv", 'sen\twrong_sen\tphenomenon\nLa niña come\tLa niña comen\tSV-#\nÉl "va"\tÉl van\tSV-#\n'),
-        ("p.csv", 'good,bad\r\nLa niña come,La niña comen\r\n"Él ""va""",Él van\r\n'),
-        (
-            "p.jsonl",
-            '{"sentence_good": "La niña come", "sentence_bad": "La niña comen"}\n\n'
-            '{"sentence_good": "Él \\"va\\"", "sentence_bad": "Él van"}',
-        ),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "iso-8859-1"])
-def test_pairs_are_read_from_tables(name: str, raw: str, encoding: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(raw.encode(encoding))
-    found = read_pairs(tmp_path / name)
-    assert [(pair.good, pair.bad) for pair in found] == [("La niña come", "La niña comen"), ('Él "va"', "Él van")]
-
-
-def test_quotation_marks_in_a_tsv_are_text(tmp_path: Path) -> None:
-    (tmp_path / "p.tsv").write_text('good\tbad\n"Él" va\t"Él van\n"No" sé\t"No" sabe\n', encoding="utf-8")
-    found = read_pairs(tmp_path / "p.tsv")
-    assert [(pair.good, pair.bad) for pair in found] == [('"Él" va', '"Él van'), ('"No" sé', '"No" sabe')]
-
-
-@pytest.mark.parametrize(
-    ("name", "raw", "says"),
-    [
-        ("p.csv", "uno,dos\na,b\n", "has no text good"),
-        ("p.csv", "good,bad\na\n", "has no text bad"),
-        ("p.csv", "good,bad\n", "holds no pairs"),
-        ("p.csv", 'good,bad\n"a,b\n', "unexpected end of data"),
-        ("p.jsonl", '{"good": "a", "bad": 3}', "has no text bad"),
-        ("p.jsonl", "{", "cannot read"),
-    ],
-)
-def test_tables_without_pairs_are_refused_by_line(name: str, raw: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(raw)
-    with pytest.raises(DataError) as caught:
-        read_pairs(tmp_path / name)
-    assert says in caught.value.message
-    assert caught.value.hint
 
 
 def test_texts_are_decoded_and_cleaned_as_a_corpus(tmp_path: Path) -> None:

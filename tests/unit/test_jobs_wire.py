@@ -73,7 +73,6 @@ folder = "data"
 steps = 8
 [checkpoint]
 keep = 10_000
-keep_steps = [4]
 """
 
 
@@ -90,7 +89,7 @@ def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
     assert here.alarm.command == []
     assert here.alarm.address_file == ""
     assert here.engine.kind == "local"
-    assert (here.checkpoint.keep, here.checkpoint.keep_steps) == (2, [4])
+    assert here.checkpoint.keep == 2
     assert here.data.folder == str(tmp_path / "data")
     assert here.train.steps == 8
 

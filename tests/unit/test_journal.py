@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuadrilla.dtypes import DTYPES
 from cuadrilla.errors import TaskError
+from cuadrilla.link.wire import DTYPES
 from cuadrilla.train.journal import Journal, read_records
 
 pytestmark = pytest.mark.unit
@@ -62,7 +62,7 @@ def test_a_flipped_bit_never_gives_a_wrong_record(
         assert all(torch.equal(t, good[record.version].update[name]) for name, t in record.update.items())
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
 def test_every_type_of_numbers_that_travels_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     update = {
         "a": torch.tensor([[1, 0, 2]]).to(dtype),

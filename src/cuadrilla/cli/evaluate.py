@@ -34,10 +34,6 @@ def evaluate(
     stories: Annotated[int, typer.Option(min=0, help="Built-in stories: generate this many and check them.")] = 0,
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,
     text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
-    pairs_file: Annotated[
-        list[Path] | None,
-        typer.Option(help="Minimal pairs in .tsv, .csv or .jsonl with columns good and bad; may be repeated."),
-    ] = None,
     device: Device = "auto",
     newest: Newest = False,
 ) -> None:
@@ -45,7 +41,7 @@ def evaluate(
     from cuadrilla.train.trained import load_trained, run_of
 
     run = run_of(models[0])
-    if len(models) == 1 and run is not None and not (text or pairs_file):
+    if len(models) == 1 and run is not None and not text:
         trained = load_trained(run, device=device, newest=newest)
         say(about(trained))
         _say_on_what(trained, sequences)
@@ -62,7 +58,7 @@ def evaluate(
             path=models[0],
             hint="leave it out, or evaluate {path} alone",
         )
-    tests = _open_tests(models, texts=text or [], pairs=pairs, pair_files=pairs_file or [])
+    tests = _open_tests(models, texts=text or [], pairs=pairs)
     _compare(models, tests, device=device, newest=newest)
 
 
@@ -144,32 +140,31 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
     say("± is half of the 95 % interval; --json has sums, counts and both ends")
 
 
-def _open_tests(
-    paths: Sequence[Path], *, texts: Sequence[Path], pairs: int, pair_files: Sequence[Path]
-) -> "list[Test]":
+def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> "list[Test]":
     """Read before the first model is loaded. Raises DataError for a file that cannot be used, ConfigError if there is
     nothing to measure on."""
     from cuadrilla.data import cuentos
-    from cuadrilla.train import eval_data, eval_metrics
+    from cuadrilla.train import eval_metrics
 
     def on_text(name: str, read: Callable[[], Iterator[str]]) -> "Test":
         return Message("reading {name}", name=name), lambda model: eval_metrics.text_figure(
             model.model, model.tokenizer, read(), of=name
         )
 
-    def on_pairs(name: str, found: Sequence[Any]) -> "Test":
-        return Message("pairs of {name}", name=name), lambda model: eval_metrics.pair_figure(
-            model.model, model.tokenizer, found, of=name
-        )
-
-    if not (texts or pairs or pair_files):
+    if not (texts or pairs):
         return [on_text(*_held_out_of(paths))]
     for path in texts:
-        deque(eval_data.read_texts(path), maxlen=0)  # whether it can be read
-    tests = [on_text(path.name, partial(eval_data.read_texts, path)) for path in texts]
+        deque(eval_metrics.read_texts(path), maxlen=0)  # whether it can be read
+    tests = [on_text(path.name, partial(eval_metrics.read_texts, path)) for path in texts]
     if pairs:
-        tests.append(on_pairs(Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED))))
-    return [*tests, *(on_pairs(path.name, eval_data.read_pairs(path)) for path in pair_files)]
+        name, found = Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED))
+        tests.append(
+            (
+                Message("pairs of {name}", name=name),
+                lambda model: eval_metrics.pair_figure(model.model, model.tokenizer, found, of=name),
+            )
+        )
+    return tests
 
 
 def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:
@@ -177,7 +172,7 @@ def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]
     from cuadrilla.data.folder import MANIFEST, TOKENIZER
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.runfile import read_run_config
-    from cuadrilla.train.eval_data import held_out_texts
+    from cuadrilla.train.eval_metrics import held_out_texts
     from cuadrilla.train.trained import run_of
 
     run = next(filter(None, map(run_of, paths)), None)

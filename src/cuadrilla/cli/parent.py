@@ -2,15 +2,14 @@
 
 import os
 import sys
-from contextlib import suppress
 
 import typer
 
 from cuadrilla.cli.output import options, say, stderr
 from cuadrilla.crew.supervise import supervise
-from cuadrilla.errors import CuadrillaError, EnvironmentProblem
+from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.link.address import check_free
-from cuadrilla.rundir import RunDir, write_failure
+from cuadrilla.rundir import RunDir
 
 
 def under_a_parent(run: RunDir, *, listen: str = "") -> None:
@@ -25,25 +24,19 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
         check_free(listen)
     try:
         code = supervise(sys.argv[1:], run, report=_report, ends_with_terminal=bool(listen))
-    except EnvironmentProblem as error:
-        _tell_failure(run, error)
-        raise
+    except EnvironmentProblem:  # the child that would have told it was killed
+        from cuadrilla.config import AlarmSection
+        from cuadrilla.runfile import read_run_config
+        from cuadrilla.train.alarms import Alarms
+
+        with Alarms(read_run_config(run).alarm if run.config.exists() else AlarmSection(), run=run):
+            raise
     raise typer.Exit(code)
 
 
 def pid_to_signal() -> int:
     """The process that a person stops when this one coordinates."""
     return os.getppid() if options.supervised else os.getpid()
-
-
-def _tell_failure(run: RunDir, error: EnvironmentProblem) -> None:
-    """The child that would have told it was killed."""
-    from cuadrilla.runfile import read_run_config
-    from cuadrilla.train.alarms import Alarms
-
-    write_failure(run, reason=error.message)
-    with suppress(CuadrillaError), Alarms(read_run_config(run).alarm, run=run) as alarms:
-        alarms.hear("failed", {"reason": error.message})
 
 
 def _report(text: str) -> None:

@@ -28,7 +28,7 @@ from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_r
 
 if TYPE_CHECKING:
     from cuadrilla.crew.up import Opening
-    from cuadrilla.train.coordinate import Outcome
+    from cuadrilla.train.runtime import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 

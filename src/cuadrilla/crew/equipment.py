@@ -16,7 +16,7 @@ from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train import setup
 from cuadrilla.train.precision import choose_device, has_accelerator
-from cuadrilla.train.setup import Equipment, compile_blocks, make_model_to_train, make_task
+from cuadrilla.train.setup import Equipment, compile_blocks, make_task
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,7 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
     Raises TaskError, DataError, ConfigError, DeviceError.
     """
     set_threads(config, cores=cores or num_cores())
-    task = make_task(config, folder)
-    equipment = setup.equip(config, task, make_model_to_train(config, task), device=device, speed=speed)
+    equipment = setup.equip(config, make_task(config, folder), device=device, speed=speed)
     refuse_private_buffers(equipment.model)
     if config.train.compile:
         compile_blocks(equipment.model)

@@ -42,10 +42,10 @@ from cuadrilla.model.task import Task
 from cuadrilla.rundir import finite
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.train.coordinate import Outcome
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.precision import choose_device
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import Equipment, RunContext
 
 PATIENCE = timedelta(minutes=10)

@@ -12,7 +12,7 @@ from cuadrilla.crew.reporting import machine_facts, reporting
 from cuadrilla.link.base import Link
 from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import PracticeLink
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, compile_blocks
 
 WORKER = "worker-1"
@@ -48,6 +48,6 @@ def _work(context: RunContext, end: InProcLink, *, wrap_link: Callable[[Link], L
         context = replace(context, model=copy.deepcopy(context.model))
     if context.config.train.compile:
         compile_blocks(context.model)
-    report = partial(context.coordination.reported, WORKER)
+    report = partial(context.coordination.deliver, WORKER)
     with reporting(report, facts=machine_facts(context.device), link=practice, folder=context.store.run.path):
         context.work(wrap_link(practice))

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cuadrilla.crew.children import FINISH_SECONDS
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
 from cuadrilla.crew.island import follow, joined
 from cuadrilla.crew.node import Node
@@ -49,8 +50,6 @@ RESOURCE = "cuadrilla"
 """A custom resource. Where a machine of the cluster has it, only those that have it work, one worker for each."""
 MAX_RESTARTS = 5
 POLL_SECONDS, ANSWER_SECONDS = 1.0, 10.0
-FINISH_SECONDS = 10.0
-"""A worker that is asked to stop finishes its pass first."""
 
 log = logging.getLogger(__name__)
 

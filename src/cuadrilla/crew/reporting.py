@@ -88,8 +88,10 @@ def reporting(
                 if asked is not None and (reason := asked.why_wait(working=True)) is not None:
                     leave(reason)
                     asked = None
-                report = _report(sampler, link=link, round_trip=round_trip(), lines=lines)
-                send(replace(report, facts=first_facts))
+                report = link.poll() if link is not None else NodeReport()
+                said, dropped = lines.take() if lines is not None else ((), 0)
+                report = replace(report, usage=sampler.sample(), lines=said, dropped=dropped, facts=first_facts)
+                send(replace(report, round_trip_seconds=round_trip()))
                 wait, first_facts = every_seconds, {}
 
     thread = threading.Thread(target=work, name="reports", daemon=True)
@@ -120,11 +122,3 @@ def machine_facts(device: torch.device | None = None) -> dict[str, str]:
     if device is not None:
         found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {name: value for name, value in found.items() if value}
-
-
-def _report(
-    sampler: Sampler, *, link: PracticeLink | None, round_trip: float | None, lines: LinesKept | None
-) -> NodeReport:
-    report = link.poll() if link is not None else NodeReport()
-    said, dropped = lines.take() if lines is not None else ((), 0)
-    return replace(report, usage=sampler.sample(), round_trip_seconds=round_trip, lines=said, dropped=dropped)

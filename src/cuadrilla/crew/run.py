@@ -6,7 +6,6 @@ Callers are the commands and the Python API. What is said goes to the `Audience`
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cuadrilla.config import AutoSync, CrewEngine, LocalEngine, WindowsSync
@@ -16,14 +15,14 @@ from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.log import set_up_logging, tear_down_logging
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import Decision, decide
-from cuadrilla.rundir import FolderLock, RunDir, make_private, write_failure, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import Resolved, dump
-from cuadrilla.train.alarms import Alarms, reason_of
+from cuadrilla.train.alarms import Alarms
 
 if TYPE_CHECKING:
     from cuadrilla.crew.island import Island
     from cuadrilla.crew.up import Opening
-    from cuadrilla.train.coordinate import CoordinatorRuntime, Outcome
+    from cuadrilla.train.runtime import Outcome
     from cuadrilla.train.setup import RunContext
     from cuadrilla.train.sinks import Sink
 
@@ -67,15 +66,13 @@ def train_run(
         island = stack.enter_context(all_ranks(place))
         if island is not None and not island.place.leads:
             from cuadrilla.crew.island import follow
-            from cuadrilla.train.coordinate import Outcome
+            from cuadrilla.train.runtime import Outcome
 
             return Outcome(**follow(island, (resolved.config, folder.path), stopping=audience.stopping))
         stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
         make_private(folder.logs)
         stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
         alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
-        coordinating: list[CoordinatorRuntime] = []
-        stack.push(partial(_note_failure, folder, coordinating))
         from cuadrilla.crew.local import run_local
         from cuadrilla.train.setup import assemble, make_task
         from cuadrilla.train.sinks import JsonlSink
@@ -90,7 +87,6 @@ def train_run(
         sinks: list[Sink] = [stack.enter_context(closing(JsonlSink(folder.metrics)))]
         context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
         context.store.hear = alarms.hear
-        coordinating.append(context.coordination)
         parameters = sum(parameter.numel() for parameter in context.model.parameters())
         size = {"num_steps": context.length.num_steps, "parameters": parameters}
         write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins, **size}, private=True)
@@ -109,21 +105,6 @@ def train_run(
                     from cuadrilla.crew.up import Opening, run_crew
 
                     return run_crew(context, folder, opening=opening or Opening())
-
-
-def _note_failure(
-    run: RunDir, coordinating: "Sequence[CoordinatorRuntime]", _kind: object, error: BaseException | None, _: object
-) -> None:
-    """What makes a training fail is in its events, once: said by whoever coordinates, as soon as somebody does.
-
-    Who typed something wrong (ConfigError) is there to read it, and nothing has failed.
-    """
-    if error is None or isinstance(error, ConfigError):
-        return
-    if coordinating:
-        coordinating[0].note_failure(error)
-    elif isinstance(error, Exception):
-        write_failure(run, reason=reason_of(error))
 
 
 def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":

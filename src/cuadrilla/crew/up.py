@@ -34,9 +34,8 @@ from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, storage_errors
-from cuadrilla.train.coordinate import Outcome
+from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext
-from cuadrilla.train.thread import CoordinatorThread
 
 Failure = Callable[[], CuadrillaError | None]
 """Why no worker is left that this process has started."""
@@ -57,9 +56,9 @@ class Opening:
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
-    engine, runtime = context.config.engine, CoordinatorThread(context.coordination)
+    engine = context.config.engine
     assert isinstance(engine, CrewEngine)
-    send = partial(context.coordination.reported, COORDINATOR)
+    send = partial(context.coordination.deliver, COORDINATOR)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(context.store.close)
@@ -79,7 +78,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
 
             host = stack.enter_context(connected(engine.ray_address))
             listen = listen if opening.home is not None else Address(host, 0)
-        crew = stack.enter_context(_open_crew(context, runtime, run, opening=opening, private=private, listen=listen))
+        crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private, listen=listen))
         failure: Failure = partial(_failure, children, waits=crew.home is not None)
         if engine.kind == "ray":
             launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
@@ -90,7 +89,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         crew.pids = children.pids()
         if opening.opened is not None:
             opening.opened(crew)
-        return runtime.serve(partial(_poll, context, crew, failure))
+        return context.coordination.serve(partial(_poll, context, crew, failure))
 
 
 def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
@@ -117,14 +116,14 @@ def _died(context: RunContext, name: str, reason: Message) -> None:
 
 @contextmanager
 def _open_crew(
-    context: RunContext, runtime: CoordinatorThread, run: RunDir, *, opening: Opening, private: Path, listen: Address
+    context: RunContext, run: RunDir, *, opening: Opening, private: Path, listen: Address
 ) -> Iterator[CrewServer]:
-    """Until the end of the block. `runtime` hears the workers. Raises LinkError."""
+    """Until the end of the block. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
     folder = home.crew if home else private / "crew"
     server = CrewServer(
         folder,
-        receiver=runtime,
+        receive=context.coordination.deliver,
         offer=NOTHING if is_practice else offer(context.config, run.path),
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,

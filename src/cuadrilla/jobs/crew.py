@@ -28,7 +28,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.queue import DEVICES
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Progress, Stop, ToCoordinator, node_of, offered
+from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Stop, ToCoordinator, node_of, offered
 from cuadrilla.link.jobs import CHECKPOINT_FILE, DEVICE, METRICS, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
@@ -77,8 +77,8 @@ class AssignedJob:
     """The lock of the run for as long as a machine has it."""
     began: float = field(default_factory=time.monotonic)
     keep: int = 0
-    keep_steps: frozenset[int] = frozenset()
-    """And the one that it began from."""
+    begun_at: int = 0
+    """The step that it began from."""
     files: Mapping[str, Path]
     """By hash: what its machine may have."""
     preempted: bool = False
@@ -106,8 +106,8 @@ class _Machine:
 
 
 class CrewExecutor:
-    """The machines of this machine's crew, which join to do jobs, until it is closed. Used by one thread; a `Receiver`
-    and a `JobReceiver` for those of the link."""
+    """The machines of this machine's crew, which join to do jobs, until it is closed. Used by one thread; a
+    `JobReceiver` for those of the link."""
 
     def __init__(self, home: Home, *, listen: Address, folder: Path) -> None:
         """`folder`: of what the jobs belong to, a run directory as far as it has machines. Raises LinkError."""
@@ -118,7 +118,7 @@ class CrewExecutor:
         self._machines: dict[str, _Machine] = {}
         self._ended: list[Ended] = []
         self._paused: frozenset[str] = frozenset()
-        self.crew = CrewServer(home.crew, receiver=self, jobs=self, term=home.term, home=home)
+        self.crew = CrewServer(home.crew, receive=self.receive, jobs=self, term=home.term, home=home)
         self.crew.open(listen)
 
     # -- Executor ------------------------------------------------------------------------------------------------------
@@ -175,26 +175,22 @@ class CrewExecutor:
 
     # -- from the threads of the link ----------------------------------------------------------------------------------
 
-    def deliver(self, worker: str, message: ToCoordinator) -> None:
-        if isinstance(message, Hello):
-            device = str(message.environment.get(DEVICE, ""))
-            self._heard.put(lambda: self._join(worker, device=device if device in DEVICES else ""))
-        elif isinstance(message, Goodbye):
-            self._heard.put(lambda: self._gone(worker, message.reason))
-
-    def heard(self, worker: str, _progress: Progress) -> None:
-        self._alive(worker)
+    def receive(self, worker: str, message: ToCoordinator | NodeReport) -> None:
+        match message:
+            case Hello():
+                device = str(message.environment.get(DEVICE, ""))
+                self._heard.put(lambda: self._join(worker, device=device if device in DEVICES else ""))
+            case Goodbye():
+                self._heard.put(lambda: self._gone(worker, message.reason))
+            case NodeReport():
+                self._logs.report(worker, message)
+            case _:
+                self._alive(worker)
 
     def _alive(self, worker: str) -> None:
         machine = self._machines.get(worker)
         if machine is not None:
             machine.heard_at = time.monotonic()
-
-    def reported(self, worker: str, report: NodeReport) -> None:
-        self._logs.report(worker, report)
-
-    def left(self, worker: str, reason: str) -> None:
-        self._heard.put(lambda: self._gone(worker, reason))
 
     def news(self, worker: str, news: JobNews) -> None:
         self._alive(worker)
@@ -272,7 +268,7 @@ class CrewExecutor:
             if target.exists():
                 shutil.rmtree(target)
             arrived.rename(target)
-        protect = assigned.keep_steps | {best_version(assigned.run, upto=newest_version(assigned.run))}
+        protect = {assigned.begun_at, best_version(assigned.run, upto=newest_version(assigned.run))}
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
 
     def _end(self, worker: str, *, complete: bool = False, lost: bool = False, reason: str = "") -> None:
@@ -306,7 +302,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         lock=lock,
         files={sha256.hex(): path for path, sha256 in {**offer.files, **begun}.values()},
         keep=config.checkpoint.keep,
-        keep_steps=frozenset({*config.checkpoint.keep_steps, newest_version(run)}),
+        begun_at=newest_version(run),
     )
     with ExitStack() as stack:
         stack.enter_context(lock)

@@ -86,7 +86,6 @@ class _Doing:
     run: RunDir
     read_bytes: int = 0
     """How much of its rows the coordinator has."""
-    keep_steps: frozenset[int] = frozenset()
     sent: set[int] = field(default_factory=set)
     """Versions whose checkpoints are there."""
     told_at: float = 0.0
@@ -184,7 +183,6 @@ class JobWorker:
             name=order.job,
             run=run,
             read_bytes=run.metrics.stat().st_size if run.metrics.exists() else 0,
-            keep_steps=frozenset(config.checkpoint.keep_steps),
             sent={version_of(path) for path in list_checkpoints(run.checkpoints)},
         )
 
@@ -209,11 +207,11 @@ class JobWorker:
             self._end()
 
     def _send(self, doing: _Doing, session: GrpcLink) -> None:
-        """Rows, then checkpoints: the newest, the best, and those that are to be kept. Raises LinkError."""
+        """Rows, then checkpoints: the newest and the best. Raises LinkError."""
         doing.told_at = time.monotonic()
         there = list_checkpoints(doing.run.checkpoints)
         newest = max(map(version_of, there), default=0)
-        wanted = {*doing.keep_steps, newest, best_version(doing.run, upto=newest)} - {0, *doing.sent}
+        wanted = {newest, best_version(doing.run, upto=newest)} - {0, *doing.sent}
         for news in _new_rows(doing):
             session.call(news)
         for path in (path for path in there if version_of(path) in wanted):

@@ -151,15 +151,14 @@ class Goodbye:
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A committed state, in the strategy's form for a round of so many `steps`. `version`: the run's optimizer steps so
-    far.
+    """A committed state, in the strategy's form for the next round. `version`: the run's optimizer steps so far.
 
     `standbys`: where the crew would go on without this coordinator. `term`: how many times the crew was promoted to
     another machine, as far as this coordinator knows. A link between machines fills them in.
     """
 
     version: Count
-    steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
+    next_round_steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
     parameters: Annotated[TensorRef, Field(exclude=True)] = None
     standbys: Annotated[tuple[Text, ...], Field(max_length=MAX_FACTS)] = ()
     term: Count = 0

@@ -1,6 +1,6 @@
 """The coordinator's side of the crew link: gRPC over TLS on one port, which workers dial.
 
-`CrewServer.send` puts a message on its way to a worker, and what workers say goes to a `Receiver`. Messages of one
+`CrewServer.send` puts a message on its way to a worker, and what workers say goes to `receive`. Messages of one
 worker are handled in their order, by a thread of its own.
 
 There are two calls. `Session` carries a worker's messages both ways and its contributions, as long as it works. `Call`
@@ -20,12 +20,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -96,18 +96,9 @@ CODES: Mapping[type, grpc.StatusCode] = {
 log = logging.getLogger(__name__)
 
 
-class Receiver(Protocol):
-    """Who hears the workers. Called from the threads of the link; it never raises."""
-
-    def deliver(self, worker: str, message: ToCoordinator) -> None: ...
-
-    def heard(self, worker: str, progress: Progress) -> None:
-        """A heartbeat: must return at once, whatever else is going on."""
-
-    def reported(self, worker: str, report: NodeReport) -> None:
-        """How its machine is. Must return at once, too."""
-
-    def left(self, worker: str, reason: str) -> None: ...
+Receive = Callable[[str, ToCoordinator | NodeReport], None]
+"""Hears what workers say; a Goodbye also of one that has gone without. Called from the threads of the link: it returns
+at once, whatever else is going on, and raises nothing."""
 
 
 @dataclass(eq=False)
@@ -134,7 +125,7 @@ class CrewServer:
         self,
         folder: Path,
         *,
-        receiver: Receiver,
+        receive: Receive,
         offer: Offer = NOTHING,
         contributions: Sequence[wire.Layout] = (),
         standby: StandbyServer | None = None,
@@ -144,7 +135,7 @@ class CrewServer:
     ) -> None:
         self.home, self.pids = home, dict[str, int]()
         self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
-        self._receiver = receiver
+        self._receive = receive
         self._description = RunDescription(
             config=offer.config,
             files=offered(offer.files),
@@ -237,7 +228,7 @@ class CrewServer:
         with self._lock:
             begun, self._paused = nodes - self._paused, nodes
         for worker in self._close_sessions(begun, Stop(reason=PAUSED, again=True), why=PAUSED):
-            self._receiver.reported(worker, NodeReport(phase="paused"))
+            self._receive(worker, NodeReport(phase="paused"))
 
     def _close_sessions(self, nodes: Collection[str], stop: Stop, *, why: str) -> list[str]:
         """End the sessions of these nodes; the workers that had one."""
@@ -245,7 +236,7 @@ class CrewServer:
             sessions = [session for session in self._sessions.values() if session.node in nodes]
         for session in sessions:
             self._close_session(session, stop)
-            self._receiver.left(session.worker, why)
+            self._receive(session.worker, Goodbye(reason=why))
         return [session.worker for session in sessions]
 
     def close(self) -> None:
@@ -285,7 +276,7 @@ class CrewServer:
         if older is not None:
             reason = Message("a newer session of the same node has begun")
             self._close_session(older, Stop(reason=reason, refused=True))
-            self._receiver.left(worker, reason)
+            self._receive(worker, Goodbye(reason=reason))
         return session
 
     def _read(self, session: _Session, requests: Iterator[bytes]) -> None:
@@ -314,19 +305,17 @@ class CrewServer:
         match message:
             case Goodbye():
                 if self._close_session(session):
-                    self._receiver.deliver(worker, message)
+                    self._receive(worker, message)
             case _ if self._sessions.get(worker) is not session:
                 pass
-            case Contribution():
-                self._receiver.deliver(worker, message)
+            case Contribution() | NodeReport():
+                self._receive(worker, message)
             case Hello():
                 log.info("%s joined", worker, extra=TALK)
-                self._receiver.deliver(worker, message)
+                self._receive(worker, message)
             case Progress():
                 session.progress = message
                 self._tell_progress(session)
-            case NodeReport():
-                self._receiver.reported(worker, message)
             case JobNews() if self._jobs is not None:
                 self._jobs.news(worker, message)
             case Keep() if self._jobs is not None:
@@ -346,7 +335,7 @@ class CrewServer:
 
     def _tell_progress(self, session: _Session) -> None:
         said = session.progress
-        self._receiver.heard(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
+        self._receive(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
     def _close_session(self, session: _Session, stop: Stop | None = None) -> bool:
         """From now on nothing that it says counts; it may still hear why. Whether it was its worker's newest."""
@@ -363,7 +352,7 @@ class CrewServer:
         """Its connection has ended; if that is news, its worker has left."""
         if self._close_session(session):
             log.warning("%s left: %s", session.worker, session.reason)
-            self._receiver.left(session.worker, session.reason)
+            self._receive(session.worker, Goodbye(reason=session.reason))
 
     # -- calls beside a session ----------------------------------------------------------------------------------------
 

@@ -29,8 +29,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from cuadrilla.dtypes import dtype_name
-from cuadrilla.errors import LinkError
+from cuadrilla.errors import LinkError, TaskError
 from cuadrilla.link.base import Tensors
 
 CHUNK_BYTES = 2**18
@@ -42,8 +41,9 @@ DEVICE_KEY = "cuadrilla-device"
 TOKEN_KEY, INVITE_KEY = "cuadrilla-token", "cuadrilla-invite-bin"
 """In a call's metadata: a node's token; the secret of an invite."""
 MAX_MESSAGE_BYTES = 16 * CHUNK_BYTES
-SAFETENSORS_NAMES = {"bfloat16": "BF16", "uint8": "U8"}
-"""Others are their first letter and their bits: float32 is F32."""
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+          torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}  # fmt: skip
+"""Types of numbers that travel and that a journal keeps, as safetensors names them."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -137,8 +137,15 @@ class Layout:
 
 
 def _safetensors_name(dtype: torch.dtype) -> str:
-    name = dtype_name(dtype)
-    return SAFETENSORS_NAMES.get(name) or f"{name[0].upper()}{8 * dtype.itemsize}"
+    """Raises TaskError for a type that no other machine and no later program could read."""
+    if dtype not in DTYPES:
+        raise TaskError(
+            "tensors of {dtype} can be neither sent nor kept",
+            dtype=str(dtype).removeprefix("torch."),
+            hint="these types can: {types}",
+            types=", ".join(str(known).removeprefix("torch.") for known in DTYPES),
+        )
+    return DTYPES[dtype]
 
 
 class Memory:

@@ -36,6 +36,8 @@ from cuadrilla.rundir import file_sha256
 
 NATS_PER_BIT = math.log(2)
 PAIRS_PER_BATCH = 32
+TEACHER_SHARE = 0.5
+"""Part of the loss that comes from the teachers; three quarters teach no better (docs/experiments.md)."""
 SHARED = {"dropout", "inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied"}
 """Fields that the section `model` and `GPT2Config` have in common."""
 
@@ -63,11 +65,9 @@ class LanguageTask:
     `teachers`: folders in Hugging Face's layout, which are read when the first loss is computed.
     """
 
-    def __init__(
-        self, folder: Path, *, model: ModelSection, teachers: Sequence[Path] = (), teacher_share: float = 0.0
-    ) -> None:
+    def __init__(self, folder: Path, *, model: ModelSection, teachers: Sequence[Path] = ()) -> None:
         self.folder = folder
-        self._teacher_folders, self._teacher_share = tuple(teachers), teacher_share
+        self._teacher_folders = tuple(teachers)
         self.manifest: Manifest = read_manifest(folder)
         self._section = model
         if model.vocab and self.manifest.vocab_size > model.vocab:
@@ -94,7 +94,7 @@ class LanguageTask:
         assert isinstance(model, GPT2)
         for teacher in self._teachers:
             teacher.to(batch["ids"].device).compute_dtype = model.compute_dtype
-        loss = model.loss(batch["ids"], batch["targets"], teachers=self._teachers, share=self._teacher_share)
+        loss = model.loss(batch["ids"], batch["targets"], teachers=self._teachers, share=TEACHER_SHARE)
         return loss, batch["targets"].numel()
 
     @cached_property

@@ -144,9 +144,6 @@ class AutoMerge:
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         return self._half.norms(answers)
 
-    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return self._half.without_effect(answers)
-
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Also whether it has the right one of both forms."""
         return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
@@ -226,10 +223,8 @@ class AutoRounds(Rounds):
         return length or self.tried.longest
 
     def _note(self, work: Work) -> None:
-        """How long the last round took; one that ended early, where the rules want it, says little."""
+        """How long the last round took."""
         tried, members, now = self.tried, frozenset(work.crew.members), work.crew.now
-        if work.merged_steps != self._steps(tried.present):
-            return
         seconds = (now - work.opened_at) / work.merged_steps
         before = tried.measured.get(tried.present)
         if before is not None and before.members == members:

@@ -33,7 +33,6 @@ from cuadrilla.sync.strategy import (
     Sums,
     trainable,
     unusable,
-    without_effect,
 )
 from cuadrilla.sync.work import Rounds, Share
 
@@ -144,7 +143,6 @@ class ExactMerge:
     def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool) -> None:
         self._params = trainable(model)
         self._recipe = recipe
-        self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
         self._statistics = MergedStatistics(model)
         self._optimizer = recipe.make_optimizer(self._params)
         self._strict = strict
@@ -185,10 +183,6 @@ class ExactMerge:
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether these can be the running statistics of so many units: whatever else is wrong with them, they stay."""
         return self._statistics.can_be(tensors, num_units=num_units)
-
-    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        """Contributions with an exactly zero gradient; see `MergeHalf`."""
-        return without_effect(answers, names=self._smallest_first)
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
         """Clip, update parameters and statistics and return the learning-rate factor."""

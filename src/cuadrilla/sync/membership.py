@@ -40,8 +40,6 @@ class Rules:
     step_tokens: int
     """Planned tokens of an optimizer step of the whole crew."""
     num_steps: int
-    ends: tuple[int, ...] = ()
-    """Steps at which a round ends."""
     quorum: int = 1
     """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first one
     came: otherwise that one would get the whole round, however slow it is."""

@@ -126,11 +126,6 @@ class MergeHalf(Protocol):
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         """Norms that are comparable between honest contributions; 0 for one without tokens."""
 
-    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        """Those with a loss that change nothing, beside others that do: a device that computes nothing, or data from
-        which there is nothing to learn.
-        """
-
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether a contribution of `num_units` can hold these numbers, where that can be told from themselves."""
 
@@ -186,16 +181,6 @@ def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
         if others and size > OUTLIER_RATIO * statistics.median(others):
             found.append(index)
     return tuple(found)
-
-
-def without_effect(answers: Sequence[Answer], *, names: Sequence[str]) -> tuple[int, ...]:
-    """See `MergeHalf.without_effect`; `names` of tensors to look at: first those where a change is found soonest."""
-    learned = [any(bool(answer.contribution.tensors[name].any()) for name in names) for answer in answers]
-    if not any(learned):
-        return ()
-    return tuple(
-        i for i, it in enumerate(answers) if it.contribution.tokens and it.contribution.loss_sum and not learned[i]
-    )
 
 
 def unusable(answers: Sequence[Answer], *, norm: float, norms: Callable[[], Sequence[float]]) -> tuple[int, ...]:

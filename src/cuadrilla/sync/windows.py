@@ -54,7 +54,6 @@ from cuadrilla.sync.strategy import (
     Sums,
     trainable,
     unusable,
-    without_effect,
 )
 from cuadrilla.sync.work import Rounds, Share
 
@@ -191,7 +190,6 @@ class WindowsMerge:
         self._params, self._recipe, self._bits = trainable(model), recipe, bits
         self._optimizer = recipe.make_optimizer(self._params)
         self._optimizer.start()
-        self._smallest_first = sorted(self._params, key=lambda name: self._params[name].numel())
         self._mean: dict[str, Tensor] = {}
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
@@ -227,7 +225,7 @@ class WindowsMerge:
 
     def _direction_names(self, tensors: Tensors) -> list[str]:
         """Names of a contribution's gradients, or of changes where it has none."""
-        return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._smallest_first]
+        return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._params]
 
     @property
     def _place(self) -> torch.device:
@@ -244,9 +242,6 @@ class WindowsMerge:
         names = self._direction_names(said.tensors)
         scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in names}
         return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
-
-    def without_effect(self, answers: Sequence[Answer]) -> tuple[int, ...]:
-        return without_effect(answers, names=self._direction_names(answers[0].contribution.tensors))
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """No square is negative: its root would be no number, at every worker, for the rest of the run."""

@@ -65,10 +65,9 @@ class Work:
         return self.ledger.opened // self.rules.units_per_step - self.version
 
     def open_round(self, steps: int, *, parts: int = 1) -> None:
-        """Put the next units of the run on offer: so many optimizer steps, or fewer up to where a round ends."""
+        """Put the next units of the run on offer: so many optimizer steps, or fewer up to its end."""
         self.parts = parts
-        end = min(end for end in (*self.rules.ends, self.rules.num_steps) if end > self.version)
-        self.ledger.open_units(min(steps, end - self.version) * self.rules.units_per_step)
+        self.ledger.open_units(min(steps, self.rules.num_steps - self.version) * self.rules.units_per_step)
         self.opened_at = self.crew.now
 
     # -- leases --------------------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class Work:
 
     def tell_version(self, worker: str) -> Action:
         """The one that was committed last."""
-        return Send(worker=worker, message=Version(version=self.version, steps=self.steps))
+        return Send(worker=worker, message=Version(version=self.version, next_round_steps=self.steps))
 
     def late(self) -> list[Grant]:
         """Leases that take longer than they should."""

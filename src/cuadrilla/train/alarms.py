@@ -1,4 +1,5 @@
-"""What happens to a run, told to a person: by a program of theirs, or to addresses through apprise (`[alarm]`).
+"""What happens to a run, told to a person: by a program of theirs, or to addresses through apprise (`[alarm]`); and the
+last word of a run that ends by an error.
 
     with Alarms(config.alarm, run=run) as alarms:
         ...  # alarms.hear(kind, fields) for each event
@@ -12,19 +13,19 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cuadrilla.config import AlarmSection
-from cuadrilla.errors import ConfigError, CuadrillaError
+from cuadrilla.errors import ConfigError, CuadrillaError, ResourceError
 from cuadrilla.host.programs import run as run_program
 from cuadrilla.log import to_files_only
 from cuadrilla.messages import Message, language
 from cuadrilla.printable import one_line
-from cuadrilla.rundir import RunDir
+from cuadrilla.rundir import RunDir, append_event, read_object, write_json
 
 LIMIT_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
@@ -56,7 +57,7 @@ class Alarms:
 
     def __init__(self, section: AlarmSection, *, run: RunDir, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._section, self._limit_seconds = section, limit_seconds
-        self._run = run.path.resolve().name
+        self._run, self._name = run, run.path.resolve().name
         self._addresses = run.path / section.address_file if section.address_file else None
         self._sender = ThreadPoolExecutor(1, "alarms")
         self._told_at: dict[str, float] = {}
@@ -75,16 +76,19 @@ class Alarms:
             self._told_at[event] = now
             text = one_line(said.in_language(language()), most=MAX_TEXT)
             moment = datetime.now(tz=UTC).isoformat(timespec="seconds")
-            title = f"cuadrilla: {self._run}"
-            message = {"event": event, "title": title, "text": text, "run": self._run, "time": moment}
+            title = f"cuadrilla: {self._name}"
+            message = {"event": event, "title": title, "text": text, "run": self._name, "time": moment}
             self._sender.submit(self._send, message)
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """Tell of a failure, unless it is in what was typed, and wait until all is sent."""
-        if isinstance(error, Exception) and not isinstance(error, ConfigError):
-            self.hear("failed", {"reason": reason_of(error)})
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Note a failure in the run's events, its status and its alarms, but for one in what was typed, whose author is
+        there to read it; and wait until all is sent."""
+        if isinstance(error, Exception) and not isinstance(error, ConfigError) and not self._is_over:
+            reason = reason_of(error)
+            with suppress(ResourceError):  # a full disk is no second failure
+                append_event(self._run.events, "failed", reason=reason)
+                write_json(self._run.status, {**read_object(self._run.status), "state": "failed"}, private=True)
+            self.hear("failed", {"reason": reason})
         self._sender.shutdown()
 
     def _send(self, message: Mapping[str, str]) -> None:

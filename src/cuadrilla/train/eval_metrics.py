@@ -6,16 +6,21 @@
 
 `low` and `high` are a 95 % interval: 1.96 standard errors of a ratio of sums (Cochran, Sampling Techniques, 1977, 6.4)
 over windows of a text, or pairs. Neighbouring windows of one text are alike, so that interval is rather too small. Two
-models are compared by `difference`, on the same documents or pairs.
+models are compared by `difference`, on the same documents or pairs. Texts are cleaned and cut into documents as
+`cuadrilla data prepare` does, so that one gives the same figure here as in a held-out split.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from cuadrilla.data.corpus import documents_of
+from cuadrilla.data.folder import open_tokens, read_manifest
+from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
@@ -80,6 +85,23 @@ def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tup
     squares = ((parts - ratio * counts) ** 2).sum() * len(items) / (len(items) - 1)
     error = 1.96 * math.sqrt(squares) / counts.sum()
     return float(ratio - error), float(ratio + error)
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """The documents of a file or folder that `cuadrilla data prepare` would read. Raises DataError."""
+    return documents_of(list_sources([str(path)], exclude=path / "nothing"))
+
+
+def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """The held-out documents of a data folder, decoded: any model can be measured on them. Raises DataError."""
+    end = read_manifest(folder).end_of_text
+    document: list[int] = []
+    for token in [*open_tokens(folder, "val").tolist(), end]:
+        if token != end:
+            document.append(token)
+        elif document:
+            yield tokenizer.decode(document)
+            document = []
 
 
 @torch.no_grad()

@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import EvaluateSection, SampleSection
+from cuadrilla.config import SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
@@ -20,39 +19,8 @@ from cuadrilla.model.language import LanguageTask, wins
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.train.precision import Precision
-from cuadrilla.train.sinks import Scalars
 
 EVALUATION_BATCH = 16
-EVALUATIONS_PER_RUN = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observer:
-    """Evaluates and samples the weights of record when a commit crosses a token interval."""
-
-    task: Task
-    model: nn.Module
-    device: torch.device
-    precision: Precision
-    evaluate: EvaluateSection
-    sample: SampleSection
-    step_tokens: int
-    total_tokens: int
-
-    def due(self, version: int, *, steps: int) -> bool:
-        """Whether planned tokens have passed a multiple of the interval in the last `steps`, or the end."""
-        every = self.evaluate.every_tokens or max(self.total_tokens // EVALUATIONS_PER_RUN, 1)
-        tokens, before = version * self.step_tokens, (version - steps) * self.step_tokens
-        return tokens >= self.total_tokens or tokens // every > before // every
-
-    def observe(self, version: int, *, steps: int) -> Scalars:
-        """What to log with the commit of `version`, so many steps after the one before; {} when nothing is due."""
-        if not self.due(version, steps=steps):
-            return {}
-        number = self.evaluate.sequences
-        measures = evaluate(self.task, self.model, sequences=number, device=self.device, precision=self.precision)
-        text = sample(self.task, self.model, section=self.sample, seed=version)
-        return {**{f"val_{name}": value for name, value in measures.items()}, **({"sample": text} if text else {})}
 
 
 def evaluate(

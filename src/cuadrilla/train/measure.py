@@ -16,7 +16,7 @@ from cuadrilla.sync.auto import round_bytes
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Recipe, trainable
 from cuadrilla.sync.windows import Windows
-from cuadrilla.train.setup import equip, make_model_to_train, make_task
+from cuadrilla.train.setup import equip, make_task
 
 LEASE_SECONDS, LEASE_UNITS, NUM_LEASES = 2.0, 4096, 3
 """At most, of a lease; and how many there are."""
@@ -48,8 +48,7 @@ def measure(config: Config, folder: Path) -> Measured:
 
 
 def _measure(config: Config, folder: Path) -> Measured:
-    task = make_task(config, folder)
-    equipment = equip(config, task, make_model_to_train(config, task), strategy=Exact())
+    equipment = equip(config, make_task(config, folder), strategy=Exact())
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)

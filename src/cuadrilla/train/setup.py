@@ -29,17 +29,17 @@ from cuadrilla.sync.choose import make_strategy
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable
-from cuadrilla.train.checkpoint import check_shapes, list_checkpoints
-from cuadrilla.train.coordinate import CoordinatorRuntime, model_tensors
-from cuadrilla.train.evaluate import Observer
+from cuadrilla.train.checkpoint import check_shapes, list_checkpoints, model_tensors
+from cuadrilla.train.evaluate import evaluate, sample
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_kernels, choose_precision
+from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.schedule import make_schedule
-from cuadrilla.train.sinks import Sink
+from cuadrilla.train.sinks import Scalars, Sink
 from cuadrilla.train.store import Store
 
 # A run may be resumed with other values of these; anything else changes what is being trained.
@@ -49,6 +49,7 @@ FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "eng
 ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
                      "train.precision")  # fmt: skip
 NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
+EVALUATIONS_PER_RUN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,18 @@ class Equipment:
         sync = self.strategy.worker(self.model, self.recipe)
         return train(link, task=self.task, model=self.model, sync=sync, worker=settings)
 
+    def observe(self, version: int, steps: int) -> Scalars:
+        """Held-out measures and a sample, where planned tokens have passed a multiple of the interval in the last
+        `steps`, or the end; else {}."""
+        every = self.config.evaluate.every_tokens or max(self.length.total_tokens // EVALUATIONS_PER_RUN, 1)
+        tokens, before = version * self.length.step_tokens, (version - steps) * self.length.step_tokens
+        if tokens < self.length.total_tokens and tokens // every == before // every:
+            return {}
+        number = self.config.evaluate.sequences
+        measures = evaluate(self.task, self.model, sequences=number, device=self.device, precision=self.precision)
+        text = sample(self.task, self.model, section=self.config.sample, seed=version)
+        return {**{f"val_{name}": value for name, value in measures.items()}, **({"sample": text} if text else {})}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext(Equipment):
@@ -115,17 +128,13 @@ class RunContext(Equipment):
 
 
 def equip(
-    config: Config,
-    task: Task,
-    model: nn.Module,
-    *,
-    device: str = "",
-    speed: float = 1.0,
-    strategy: Strategy | None = None,
+    config: Config, task: Task, *, device: str = "", speed: float = 1.0, strategy: Strategy | None = None
 ) -> Equipment:
-    """For a run on `device` ("": what the run says), where `model` is put. Raises DeviceError, DataError."""
+    """With initial weights, on `device` ("": what the run says). Raises DeviceError, DataError, TaskError."""
     place = choose_device(device or config.train.device)
-    precision = choose_precision(config.train.precision, device=place)
+    model, precision = make_model(task, seed=config.run.seed), choose_precision(config.train.precision, device=place)
+    if config.model.gradient_checkpointing:
+        recompute(blocks_of(model, named=task.defaults.blocks))
     precision.apply(model)
     length = measure_length(config, task)
     recipe = make_recipe(config, task=task, length=length, precision=precision)
@@ -147,13 +156,8 @@ def make_task(config: Config, folder: Path) -> Task:
     """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
     match config.task:
         case LanguageTaskSection():
-            section = config.train
-            return language.LanguageTask(
-                folder / config.data.folder,
-                model=config.model,
-                teachers=[RunDir(folder).teachers / str(number) for number in range(len(section.teacher))],
-                teacher_share=section.teacher_share,
-            )
+            teachers = [RunDir(folder).teachers / str(number) for number in range(len(config.train.teacher))]
+            return language.LanguageTask(folder / config.data.folder, model=config.model, teachers=teachers)
         case FileTaskSection(path=path, data=data):
             return load_task(path, folder=folder, data=data)
 
@@ -162,14 +166,6 @@ def make_model(task: Task, *, seed: int) -> nn.Module:
     """The task's model with initial weights that depend on the seed only (made on the CPU in fp32)."""
     torch.manual_seed(seed)
     return task.model()
-
-
-def make_model_to_train(config: Config, task: Task) -> nn.Module:
-    """`make_model` as the run file wants it trained. Raises TaskError."""
-    model = make_model(task, seed=config.run.seed)
-    if config.model.gradient_checkpointing:
-        recompute(blocks_of(model, named=task.defaults.blocks))
-    return model
 
 
 def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
@@ -235,11 +231,10 @@ def assemble(
     Raises CheckpointError, ConfigError, ResourceError.
     """
     config, _ = decide(config, run)
-    model = make_model_to_train(config, task)
+    equipment = equip(config, task, strategy=strategy)
+    model, length = equipment.model, equipment.length
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.initial if run.initial.is_dir() else run.path / config.model.init, task=task)
-    equipment = equip(config, task, model, strategy=strategy)
-    model, length = equipment.model, equipment.length
     _check_supported(config, model, equipment.precision)
     merge, guard = equipment.strategy.merge(model, equipment.recipe), Guard(section=config.guard)
     crew = isinstance(config.engine, CrewEngine)  # others can join it at any time
@@ -255,16 +250,6 @@ def assemble(
     if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):
         # The data folder may go away.
         write_atomic(run.tokenizer, (task.folder / TOKENIZER).read_bytes(), private=True)
-    observer = Observer(
-        task=task,
-        model=model,
-        device=equipment.device,
-        precision=equipment.precision,
-        evaluate=config.evaluate,
-        sample=config.sample,
-        step_tokens=length.step_tokens,
-        total_tokens=length.total_tokens,
-    )
     coordinator = make_coordinator(equipment, state)
     coordination = CoordinatorRuntime(
         coordinator=coordinator,
@@ -272,7 +257,7 @@ def assemble(
         guard=guard,
         store=store,
         sinks=sinks,
-        observer=observer,
+        observe=equipment.observe,
         stop_at=stop_at,
         patience=config.evaluate.patience,
         max_unit_tokens=length.max_unit_tokens,
@@ -290,7 +275,6 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         units_per_step=length.units_per_step,
         step_tokens=length.step_tokens,
         num_steps=length.num_steps,
-        ends=tuple(config.checkpoint.keep_steps),
         quorum=len(config.engine.workers),
         fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process has one
         same_environment=config.sync.strict,

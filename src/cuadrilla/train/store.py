@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
-from cuadrilla.errors import CheckpointError, ConfigError, ResourceError
+from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, write_json
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 Snapshot = Callable[[], dict[str, Any]]
 Hear = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's kind and its fields, and returns at once."""
-
-
-def _nobody(_kind: str, _fields: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -64,7 +61,7 @@ class Store:
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
-    hear: Hear = _nobody
+    hear: Hear = lambda _kind, _fields: None
     """Is told of each event, too; in a run that trains, its alarms."""
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
@@ -99,7 +96,8 @@ class Store:
         if found is None:
             return None
         changed = check(found.state["identity"])
-        self._load(found)
+        files.take_over(self.tensors, found.model, path=found.path)
+        self.merge.load_state_tensors(found.optimizer)
         guard.load_state(found.state["guard"])
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
@@ -123,15 +121,7 @@ class Store:
         before, row = state["version"], {}
         for record in read_records(self.run.journal, before):
             header, version = record.header, record.version
-            if version - header["steps"] != state["version"]:
-                raise CheckpointError(
-                    "the journal of step {segment} goes from step {before} to {after}",
-                    segment=before,
-                    before=state["version"],
-                    after=version,
-                    hint="move {journal} away to go on from the checkpoint",
-                    journal=self.run.journal,
-                )
+            assert version - header["steps"] == state["version"], "a journal has no gaps"
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
@@ -145,10 +135,6 @@ class Store:
             log.info("redid %d steps from the journal of step %d", redone, before)
             self.event("redone", version=state["version"], steps=redone)
         return state
-
-    def _load(self, found: files.Checkpoint) -> None:
-        files.take_over(self.tensors, found.model, path=found.path)
-        self.merge.load_state_tensors(found.optimizer)
 
     # -- while it trains -----------------------------------------------------------------------------------------------
 
@@ -174,7 +160,7 @@ class Store:
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
-        if not last and (due or best or version in self.section.keep_steps or self._checkpoint_due):
+        if not last and (due or best or self._checkpoint_due):
             self._saved_at = now  # also where it fails
             with self.trying(self.run.checkpoints):
                 self.save(snapshot, version=version)
@@ -201,8 +187,7 @@ class Store:
         self._saved_at = self.clock()
         self._save_seconds = self._saved_at - began
         best = self.held_out.best
-        protect = {*self.section.keep_steps, best and best[1]}
-        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect=protect)
+        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={best and best[1]})
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
         self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
@@ -212,13 +197,6 @@ class Store:
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
-
-    def roll_back(self) -> None:
-        """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
-        found = files.load_newest(self.run.checkpoints)
-        assert found is not None, "a run begins with a checkpoint"
-        self._load(found)
-        self._checkpoint_due = True
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""

@@ -1,18 +1,16 @@
 """Contributions that look wrong although every number in them is finite: which of an update are computed again.
 
-All-zero gradients beside others that are none, and in a strange update those that are beyond comparison with the
-others'. What looks the same when another worker has computed it is right: it counts, nobody is to blame, and the guard
-judges the update.
+In a strange update those that are beyond comparison with the others'. What looks the same when another worker has
+computed it is right: it counts, nobody is to blame, and the guard judges the update.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.strategy import MergeHalf, Reduced, outliers
 
-NON_FINITE, ZERO, OUTLIER = Message("non-finite"), Message("all-zero gradient"), Message("outlier")
+NON_FINITE, OUTLIER = Message("non-finite"), Message("outlier")
 
 
 class Suspects:
@@ -24,7 +22,7 @@ class Suspects:
     def __init__(self, *, merge: MergeHalf, event: Callable[..., None]) -> None:
         self._merge = merge
         self._event = event
-        self._seen: defaultdict[Message, set[tuple[int, ...]]] = defaultdict(set)
+        self._seen: set[tuple[int, ...]] = set()
         self.confirmed: set[int] = set()
 
     def forget(self) -> None:
@@ -33,27 +31,20 @@ class Suspects:
         self.confirmed.clear()
 
     def find(self, action: events.Merge, reduced: Reduced, *, is_doubted: bool) -> tuple[Sequence[int], Message]:
-        """The contributions, by number, that are computed again, and why: non-finite ones, and of the all-zero ones and
-        in an update that `is_doubted` of those of a strange size what nobody has computed again yet.
+        """The contributions, by number, that are computed again, and why: non-finite ones, and in an update that
+        `is_doubted` those of a strange size whose units did not look so before.
+
+        What did is confirmed, with all that it was leased with: a lease is computed again one unit at a time, and one
+        large unit makes the sum of all of them large.
         """
-        if reduced.bad:
+        if reduced.bad or not is_doubted:
             return reduced.bad, NON_FINITE
-        if zero := self._unconfirmed(action, self._merge.without_effect(action.answers), ZERO):
-            return zero, ZERO
-        strange = outliers(self._merge.norms(action.answers)) if is_doubted else ()
-        return self._unconfirmed(action, strange, OUTLIER), OUTLIER
-
-    def _unconfirmed(self, action: events.Merge, found: Sequence[int], what: Message) -> list[int]:
-        """Those of `found` whose units did not look so before; what did is confirmed, with all that it was leased with.
-
-        A lease is computed again one unit at a time, and one large unit makes the sum of all of them large.
-        """
-        seen, units = self._seen[what], {index: action.answers[index].grant.units for index in found}
-        again = {unit for leased in seen for unit in leased}
-        doubtful = [index for index in found if not again.issuperset(units[index])]
-        repeated = {unit for index in set(found).difference(doubtful) for unit in units[index]}
-        self.confirmed.update(*(leased for leased in seen if not repeated.isdisjoint(leased)))
-        seen.update(units[index] for index in doubtful)
+        units = {index: action.answers[index].grant.units for index in outliers(self._merge.norms(action.answers))}
+        again = {unit for leased in self._seen for unit in leased}
+        doubtful = [index for index in units if not again.issuperset(units[index])]
+        repeated = {unit for index in set(units).difference(doubtful) for unit in units[index]}
+        self.confirmed.update(*(leased for leased in self._seen if not repeated.isdisjoint(leased)))
+        self._seen.update(units[index] for index in doubtful)
         if repeated and not doubtful:
-            self._event("confirmed", what=what, version=action.version, units=sorted(repeated))
-        return doubtful
+            self._event("confirmed", what=OUTLIER, version=action.version, units=sorted(repeated))
+        return doubtful, OUTLIER

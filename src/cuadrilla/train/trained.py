@@ -22,8 +22,15 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, read_model, take_over
-from cuadrilla.train.coordinate import model_tensors
+from cuadrilla.train.checkpoint import (
+    CHECKPOINT_NAME,
+    Step,
+    check_shapes,
+    choose_step,
+    model_tensors,
+    read_model,
+    take_over,
+)
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task

@@ -17,11 +17,9 @@ const TOLD = {
   "coordinator restarted": () => _("The coordinator was killed ({reason}) and started again."),
   "units skipped": ({ count }) => (count === 1 ? _("1 unit of the data was skipped: nobody could compute it.") : _("{count} units of the data were skipped: nobody could compute them.")),
   "update skipped": () => _("The weights were left as they were: this step's loss or gradient was out of range (loss {loss}, highest at {highest})."),
-  "rolled back to the last checkpoint": () => _("The weights went back to the last checkpoint (loss {loss}, highest at {highest})."),
   "gave up": () => _("The training gave up: the loss kept jumping (loss {loss}, highest at {highest})."),
   "the gradient is exactly zero": () => _("The gradient is exactly zero (loss {loss})."),
   "non-finite": () => AGAIN,
-  "all-zero gradient": () => AGAIN,
   outlier: () => AGAIN,
   confirmed: () => _("Two machines got the same, so it holds: {what}."),
 };
@@ -37,7 +35,7 @@ const REASONS = [
   _("this node is paused (`cuadrilla pause --off` where the coordinator runs)"), _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"),
   _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"), _("{error} (exit code {code})"),
   _("the fastest machine alone, sooner than with the others over this network"), _("all machines together in each step"),
-  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("all-zero gradient"), _("outlier"),
+  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
   const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*)");

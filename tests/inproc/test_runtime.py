@@ -1,0 +1,27 @@
+"""The coordinator's thread waits no longer than it should, whatever a signal's handler does meanwhile."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import prepare, workers
+from tests.tasks import RaggedRegression
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such alarms")
+@pytest.mark.timeout(30)
+def test_a_signal_that_takes_longer_than_the_wait_does_not_make_it_endless(tmp_path: Path) -> None:
+    """Ctrl-C on a coordinator without workers: its handler writes to a terminal, which may take its time."""
+    context = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
+    runtime, before = context.coordination, signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.3))
+    polls = iter((lambda: None, lambda: runtime.request_stop("it was asked to")))
+    try:
+        runtime.open(lambda _worker, _message: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert runtime.serve(lambda: next(polls)()).reason == "it was asked to"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        context.store.close()
