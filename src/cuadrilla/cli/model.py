@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.config import TOP_P
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Choose only among this many most likely tokens (0: all).")] = 0,
     top_p: Annotated[
         float, typer.Option(min=0, max=1, help="Only the most likely tokens whose probabilities add up to this.")
-    ] = 1.0,
+    ] = TOP_P,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Device = "auto",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.config import SampleSection
+from cuadrilla.config import TOP_P, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
     """A continuation of `section.prompt`; "" for tasks that are not about text or when samples are off."""
     if not isinstance(task, LanguageTask) or not section.tokens:
         return ""
-    sampling = Sampling(temperature=section.temperature, max_tokens=section.tokens, seed=seed)
+    sampling = Sampling(temperature=section.temperature, top_p=TOP_P, max_tokens=section.tokens, seed=seed)
     with _not_training(model):
         return task.sample(model, prompt=section.prompt, sampling=sampling)
 
