@@ -331,8 +331,9 @@ class SampleSection(Section):
 
 class GuardSection(Section):
     spike_sigmas: Annotated[float, Field(ge=0, le=1000)] = 6.0
-    """Skip an update whose loss or gradient norm is this many standard deviations above its running mean (0: never).
-    The run stops when ten of fifty are."""
+    """Skip an update whose loss or gradient norm is this many standard deviations above its running mean (0: never)."""
+    rollbacks: Annotated[int, Field(ge=0, le=100)] = 2
+    """How often to go back to the last checkpoint after three skipped updates in fifty steps, before giving up."""
 
 
 class AlarmSection(Section):

@@ -82,7 +82,7 @@ class CheckpointError(CuadrillaError):
 
 
 class GuardError(CuadrillaError):
-    """A training guard stopped the run: the loss diverged."""
+    """A training guard stopped the run: the loss diverged and rolling back did not help."""
 
     exit_code = 7
 

@@ -1,4 +1,4 @@
-"""Running statistics in whole runs: any crew, resumed, crashed, skipped, has those of one worker."""
+"""Running statistics in whole runs: any crew, resumed, crashed, skipped and rolled back, has those of one worker."""
 
 from pathlib import Path
 
@@ -76,12 +76,16 @@ class Spiking(Normalised):
         return (loss * 1e9 if self.num_losses > 40 * 24 else loss), count
 
 
-def test_a_skipped_update_leaves_them(tmp_path: Path) -> None:
-    sets = (NO_BEST, "train.steps=80", "checkpoint.every_steps=40", "checkpoint.keep=9")
-    execute(tmp_path, Spiking(), *sets, stop_at=41)
-    assert "update skipped" in [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
-    before = load_checkpoint(RunDir(tmp_path).checkpoints / "v00000040").model
-    assert [int(before[name]) for name in COUNTS] == [40, 40]
+@pytest.mark.parametrize(("stop_at", "saved", "event"), [(41, 40, "update skipped"), (43, 30, "rolled back")])
+def test_a_skipped_update_leaves_them_and_a_roll_back_takes_the_old_ones(
+    tmp_path: Path, stop_at: int, saved: int, event: str
+) -> None:
+    sets = (NO_BEST, "train.steps=80", f"checkpoint.every_steps={saved}", "checkpoint.keep=9")
+    execute(tmp_path, Spiking(), *sets, stop_at=stop_at)
+    kinds = [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
+    assert any(kind.startswith(event) for kind in kinds)
+    before = load_checkpoint(RunDir(tmp_path).checkpoints / f"v{saved:08d}").model
+    assert [int(before[name]) for name in COUNTS] == [saved, saved]
     after = final(tmp_path)
     assert all(torch.equal(after[name], before[name]) for name in before)
 

@@ -76,7 +76,7 @@ class NeverGivesUp(Guard):
 
     def judge(self, *, loss: float, norm: float) -> Verdict:
         verdict = super().judge(loss=loss, norm=norm)
-        return Verdict.SKIP if verdict is Verdict.GIVE_UP else verdict
+        return verdict if verdict is Verdict.OK else Verdict.SKIP
 
 
 class World:

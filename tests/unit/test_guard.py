@@ -1,4 +1,4 @@
-"""The guard skips a spike, gives up after ten, and judges alike after a resume."""
+"""The guard skips a spike, goes back after three, gives up after `rollbacks`, and judges alike after a resume."""
 
 import math
 
@@ -36,11 +36,12 @@ def test_a_passage_that_is_a_little_harder_is_no_spike(loss: float, norm: float)
     assert guard.judge(loss=loss, norm=5 * norm) is Verdict.SKIP
 
 
-def test_after_ten_spikes_it_gives_up() -> None:
-    guard = Guard(section=GuardSection())
+def test_three_spikes_roll_back_and_then_it_gives_up() -> None:
+    guard = Guard(section=GuardSection(rollbacks=1))
     calm(guard)
-    verdicts = [guard.judge(loss=1e9, norm=1.0) for _ in range(10)]
-    assert verdicts == [Verdict.SKIP] * 9 + [Verdict.GIVE_UP]
+    verdicts = [guard.judge(loss=1e9, norm=1.0) for _ in range(6)]
+    skip = Verdict.SKIP
+    assert verdicts == [skip, skip, Verdict.ROLL_BACK, skip, skip, Verdict.GIVE_UP]
 
 
 def test_the_warm_up_and_zero_sigmas_are_never_judged() -> None:

@@ -4,9 +4,9 @@ Running mean and variance (exponential, memory of about 50 updates) of the loss 
 value more than `spike_sigmas` above the mean is skipped once (the spike does not enter the mean). What varies little
 counts as if it varied by a fiftieth of the loss, an eighth of the norm: with 6 sigmas a spike is 12 % more loss, or
 twice the norm, at least. Small batches of a small text hold passages that are harder by less, and clipping is enough
-for gradients that are larger by less. A few strange passages are passed over so; where ten of fifty
-updates are, it is not the data: give up, exit 7. Pure: state in, verdict out; the state travels in the checkpoint.
-Evidence: PaLM section 5.1, OLMo 2.
+for gradients that are larger by less. Three skips in fifty
+updates: go back to the last checkpoint and pass the data in between; after `rollbacks` of those: give up, exit 7.
+Pure: state in, verdict out; the state travels in the checkpoint. Evidence: PaLM section 5.1, OLMo 2.
 """
 
 import enum
@@ -18,7 +18,7 @@ from cuadrilla.config import GuardSection
 
 MEMORY = 0.98
 WARM_UP_UPDATES = 30
-MAX_SKIPS = 10
+SKIPS_BEFORE_ROLLBACK = 3
 WINDOW_UPDATES = 50
 MIN_SIGMA = 0.02
 """The least spread of the loss, in nats and as a part of its mean."""
@@ -28,6 +28,7 @@ MIN_LOG_NORM_SIGMA = 0.12
 class Verdict(enum.Enum):
     OK = "ok"
     SKIP = "skip"
+    ROLL_BACK = "roll back"
     GIVE_UP = "give up"
 
 
@@ -56,6 +57,7 @@ class Guard:
     section: GuardSection
     updates: int = 0
     skips: list[int] = field(default_factory=list)
+    rollbacks: int = 0
     loss: Running = field(default_factory=Running)
     log_norm: Running = field(default_factory=Running)
 
@@ -71,7 +73,13 @@ class Guard:
             self.log_norm.add(_log(norm))
             return Verdict.OK
         self.skips = [update for update in self.skips if update > self.updates - WINDOW_UPDATES] + [self.updates]
-        return Verdict.SKIP if len(self.skips) < MAX_SKIPS else Verdict.GIVE_UP
+        if len(self.skips) < SKIPS_BEFORE_ROLLBACK:
+            return Verdict.SKIP
+        self.skips.clear()
+        if self.rollbacks >= self.section.rollbacks:
+            return Verdict.GIVE_UP
+        self.rollbacks += 1
+        return Verdict.ROLL_BACK
 
     def _is_spike(self, loss: float, log_norm: float) -> bool:
         if not (math.isfinite(loss) and math.isfinite(log_norm)):
@@ -89,7 +97,7 @@ class Guard:
         return {key: value for key, value in asdict(self).items() if key != "section"}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.updates, self.skips = state["updates"], list(state["skips"])
+        self.updates, self.skips, self.rollbacks = state["updates"], list(state["skips"]), state["rollbacks"]
         self.loss, self.log_norm = Running(**state["loss"]), Running(**state["log_norm"])
 
 

@@ -95,6 +95,7 @@ class Optimizers:
             key, _, name = full.partition(".")
             grouped[name][key] = tensor
         for part in self._parts:
+            part.state.clear()  # the checkpoint of step 0 has none: rolling back to it starts afresh
             for parameter in part.params:
                 if state := grouped.pop(self._names[parameter], None):
                     part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}

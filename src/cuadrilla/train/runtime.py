@@ -38,7 +38,7 @@ from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.sync.work import ALONE
-from cuadrilla.train.guard import MAX_SKIPS, WINDOW_UPDATES, Guard, Verdict
+from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.sinks import Scalars, Sink, Watcher
 from cuadrilla.train.store import Store
@@ -361,16 +361,18 @@ class CoordinatorRuntime:
             case Verdict.SKIP:
                 self._log_incident(Message("update skipped"), action, level=logging.WARNING)
                 self.store.journal(header, dict)
+            case Verdict.ROLL_BACK:
+                self._log_incident(Message("rolled back to the last checkpoint"), action, level=logging.WARNING)
+                self.store.roll_back()
             case Verdict.GIVE_UP:
                 self._log_incident(Message("gave up"), action, level=logging.ERROR)
                 raise GuardError(
-                    "the loss keeps spiking at step {step} (loss {loss:.3g}, gradient norm {norm:.3g}): "
-                    "{number} of the last {updates} updates are too many to skip",
+                    "the loss keeps spiking at step {step} (loss {loss:.3g}, gradient norm {norm:.3g}) "
+                    "after {rollbacks} rollbacks",
                     step=action.version,
                     loss=self._row["loss"],
                     norm=self._row.get("grad_norm", float("nan")),
-                    number=MAX_SKIPS,
-                    updates=WINDOW_UPDATES,
+                    rollbacks=self.guard.rollbacks,
                     hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
                 )
 

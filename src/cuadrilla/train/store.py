@@ -198,6 +198,14 @@ class Store:
         if self.with_journal:
             self._journal.begin_segment(version)
 
+    def roll_back(self) -> None:
+        """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
+        found = files.load_newest(self.run.checkpoints)
+        assert found is not None, "a run begins with a checkpoint"
+        files.take_over(self.tensors, found.model, path=found.path)
+        self.merge.load_state_tensors(found.optimizer)
+        self._checkpoint_due = True
+
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
         self.hear(kind, fields)

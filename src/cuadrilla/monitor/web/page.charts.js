@@ -1,11 +1,11 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
 /** States, phases, levels, and events that are marked: as the run writes them. */
-const WORDS = [_("running"), _("complete"), _("stopped"), _("failed"), _("waiting"), _("unknown"), _("loading"), _("receiving"), _("computing"), _("sending"), _("paused"), _("joined"), _("left"), _("evicted"), _("update skipped"), _("info"), _("warning"), _("error")];
+const WORDS = [_("running"), _("complete"), _("stopped"), _("failed"), _("waiting"), _("unknown"), _("loading"), _("receiving"), _("computing"), _("sending"), _("paused"), _("joined"), _("left"), _("evicted"), _("rolled back to the last checkpoint"), _("update skipped"), _("info"), _("warning"), _("error")];
 
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
-const MARKS = { joined: "#2b8a3e", left: "#868e96", evicted: "#e03131", failed: "#e03131", "update skipped": "#e8a300" };
+const MARKS = { joined: "#2b8a3e", left: "#868e96", evicted: "#e03131", failed: "#e03131", "rolled back to the last checkpoint": "#9c36b5", "update skipped": "#e8a300" };
 const MAX_STACKED = 12;
 const MAX_MARKS = 60;
 const whole = (value) => decimals(value, 0);

@@ -17,6 +17,7 @@ const TOLD = {
   "coordinator restarted": () => _("The coordinator was killed ({reason}) and started again."),
   "units skipped": ({ count }) => (count === 1 ? _("1 unit of the data was skipped: nobody could compute it.") : _("{count} units of the data were skipped: nobody could compute them.")),
   "update skipped": () => _("The weights were left as they were: this step's loss or gradient was out of range (loss {loss}, highest at {highest})."),
+  "rolled back to the last checkpoint": () => _("The weights went back to the last checkpoint (loss {loss}, highest at {highest})."),
   "gave up": () => _("The training gave up: the loss kept jumping (loss {loss}, highest at {highest})."),
   "the gradient is exactly zero": () => _("The gradient is exactly zero (loss {loss})."),
   "non-finite": () => AGAIN,
