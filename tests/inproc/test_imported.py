@@ -91,7 +91,7 @@ def test_it_writes_and_is_exported_before_it_is_trained(
     prepare_data(tmp_path / "elsewhere", run / "model" / "tokenizer.json")
     (run / "run.toml").write_text((run / "run.toml").read_text().replace('"../data"', '"../elsewhere"'))
     evaluate([run], device="cpu")
-    assert "bits_per_byte" in capsys.readouterr().out
+    assert "bits per byte" in capsys.readouterr().out
 
 
 def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) -> None:

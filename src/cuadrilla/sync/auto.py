@@ -7,7 +7,7 @@ transfers: units by speed, one transfer in each round, and a window's moves `win
 round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
 longest window with a single lane, in up to `CREW_STEP` smaller steps for each of the run's, which teach more; nobody
 shares its line to the coordinator. It has to be better than that window, measured with all lanes, which is measured
-again as often as `PROBE_COST` allows. Where one machine makes all rounds, it is tried whatever it promises.
+again as often as `PROBE_COST` allows, and is tried whatever it promises where alone promises most.
 
 The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
 sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
@@ -34,8 +34,6 @@ BETTER = 1.03
 """A length must promise so much more than the present one."""
 UNTRIED = 1.25
 """The machine alone is tried once if it promises so much less: its measured speed is that of one which coordinates."""
-NEARLY_ALL = 0.95
-"""A round of which one machine computed such a part is its own: the others were measured, or too late."""
 MEMORY_SECONDS = 600.0
 """So long a measurement counts."""
 
@@ -204,12 +202,12 @@ class AutoRounds(Rounds):
             possible = lengths(work.rules.num_steps)
             tried.longest = possible[-1]
             self._note(work)
-            alone = [ALONE] if self._known(tried.longest, work) else []
-            values = {length: self._value(length, work) for length in (*possible, *alone)}
+            values = {length: self._value(length, work) for length in (*possible, ALONE)}
+            alone = values[ALONE] if self._known(tried.longest, work) else values.pop(ALONE)
             best = max(values, key=values.__getitem__)
-            if self._is_to_be_tried(work):
+            if ALONE not in values and (tried.present == ALONE or alone > BETTER * values[best]):
                 tried.present = tried.longest
-            elif values[best] > BETTER * values.get(tried.present, 0.0):
+            elif values[best] > BETTER * values[tried.present]:
                 tried.present = best
             if (self._steps(tried.present) > 1) != (last > 1):
                 work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
@@ -241,14 +239,6 @@ class AutoRounds(Rounds):
             memory = max(memory, more * self._steps(length) / PROBE_COST)
         return took if work.crew.now - took.at < memory else None
 
-    def _is_to_be_tried(self, work: Work) -> bool:
-        """Whether one machine makes all rounds, and the longest window was not tried with these members: what others
-        took behind a line that each version fills says little.
-        """
-        took = self.tried.measured.get(self.tried.longest)
-        is_untried = took is None or took.members != work.crew.members.keys()
-        return is_untried and work.largest_part >= NEARLY_ALL
-
     def _value(self, length: int, work: Work) -> float:
         known, paces = self._known(length, work), self._paces(length, work)
         shares = self._shares(length, work.rules.units_per_step, paces=paces)
@@ -260,8 +250,8 @@ class AutoRounds(Rounds):
         if length == ALONE:
             rules, parts = work.rules, _parts_alone(work.rules)
             worth = smaller_steps_teach(rules.step_tokens, parts=parts, num_steps=rules.num_steps)
-            took = self.tried.measured.get(ALONE)
-            worth *= UNTRIED if took is None or took.members != work.crew.members.keys() else 1.0
+            took, compared = self.tried.measured.get(ALONE), self._known(self.tried.longest, work)
+            worth *= UNTRIED if compared and (took is None or took.members != work.crew.members.keys()) else 1.0
         else:
             worth = teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0
         return worth / max(seconds, 1e-9)

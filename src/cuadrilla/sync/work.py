@@ -6,7 +6,6 @@ are done at the same time.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,9 +35,9 @@ class Share(Protocol):
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
-    `merged_steps`: of the last version, `largest_part`: of its units that one worker computed; `parts`: optimizer
-    steps in one of the run's, for who has the whole round; `opened_at`: when the round was opened; `merge_seconds`: a
-    running mean, from the last answer of a round to its version.
+    `merged_steps`: of the last version; `parts`: optimizer steps in one of the run's, for who has the whole round;
+    `opened_at`: when the round was opened; `merge_seconds`: a running mean, from the last answer of a round to its
+    version.
     """
 
     rules: Rules
@@ -50,7 +49,6 @@ class Work:
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     merged_steps: int = 0
-    largest_part: float = 0.0
     parts: int = 1
     opened_at: float = 0.0
     merge_seconds: float = 0.0
@@ -165,10 +163,6 @@ class Work:
 
     def committed(self, merge: Merge) -> None:
         self.version, self.merged_steps = merge.version, merge.steps
-        computed = Counter[str]()
-        for answer in merge.answers:
-            computed[answer.grant.worker] += len(answer.grant.units)
-        self.largest_part = max(computed.values(), default=0) / max(computed.total(), 1)
         self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
             2 if self.merge_seconds else 1
         )
