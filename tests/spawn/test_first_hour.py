@@ -1,5 +1,6 @@
 """What a newcomer sees at a terminal: how long it will take, that it works, that Ctrl-C is heard, what still holds."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def at_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
     at_terminal: Callable[..., Terminal], stories: Path, tmp_path: Path
 ) -> None:
-    made = cuadrilla("new", "mio", "--preset", "gpt2-mini", "--data", str(stories), cwd=tmp_path)
+    made = cuadrilla("new", "mio", "--preset", "gpt2-mini", "--data", os.path.relpath(stories, tmp_path), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert re.search(r"gpt2-mini takes about \d+ \w+ here\n.*gpt2-micro takes about", made.stderr)
 

@@ -1,6 +1,7 @@
 """`cuadrilla new` and `cuadrilla train`."""
 
 import importlib.util
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.data.folder import MANIFEST, read_manifest
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
@@ -49,8 +50,8 @@ def new(
     if (name / MANIFEST).exists():
         raise ConfigError("{path} holds prepared data", path=name, hint="choose another name for the run")
     folder = seen_from(name, data)
-    is_prepared = (name / folder / MANIFEST).exists()
-    text = read_manifest(name / folder).splits["train"].num_tokens if is_prepared else 0
+    prepared = Path(os.path.normpath(name / folder))  # the run's folder is not there yet
+    text = read_manifest(prepared).splits["train"].num_tokens if (prepared / MANIFEST).exists() else 0
 
     def run_file(size: str) -> str:
         usual, _ = SIZES[size]
@@ -60,9 +61,12 @@ def new(
     say("wrote {file}", file=typed(made.run_file))
     if text:
         say("measuring  this machine: about ten seconds")
-        for each in dict.fromkeys((size, *list(SIZES)[:1])):
-            speed, tokens = speed_here(made, run_file(each))
-            say("time       gpt2-{size} takes about {time} here", size=each, time=duration(tokens / speed))
+        try:
+            for each in dict.fromkeys((size, *list(SIZES)[:1])):
+                speed, tokens = speed_here(made, run_file(each))
+                say("time       gpt2-{size} takes about {time} here", size=each, time=duration(tokens / speed))
+        except CuadrillaError as error:  # the run may be for another machine
+            say("           not here: {reason}", reason=error.message)
     say("\nnext: cuadrilla train {run}", run=typed(made.path))
 
 
