@@ -1,6 +1,7 @@
 """A Ray cluster of the user's own, as `ray start` makes it."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,12 @@ class RayNode:
     def actors(self) -> list[psutil.Process]:
         """The workers' processes: Ray names them."""
         return [process for process in self._family() if "RayWorker" in named(process)]
+
+    def listens(self) -> bool:
+        """Whether programs of this machine reach it: seconds after its start, more on a busy machine."""
+        host, _, port = self.address.rpartition(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
 
     def runs(self) -> bool:
         return self.process.poll() is None

@@ -8,6 +8,7 @@ import pytest
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir
 from tests.books import write_books
+from tests.commands import wait_for
 from tests.machines import Machine, language_run
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
@@ -40,6 +41,7 @@ def port() -> int:
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
     """Two processors, and two cards that Ray was only told of. It ends with its module: other tests count children."""
     head = RayNode(tmp_path_factory.mktemp("cluster"), cards=2)
+    wait_for(head.listens)
     yield head
     assert head.runs()
     head.stop()
