@@ -30,12 +30,17 @@ def test_a_short_time_is_filled_with_the_smallest() -> None:
     assert measured == ["micro"]
 
 
-@pytest.mark.parametrize(("text", "minutes"), [(100_000, 20), (7_000_000, 120)])
+@pytest.mark.parametrize(("text", "minutes"), [(410_000, 20), (7_000_000, 120)])
 def test_a_larger_one_where_it_reads_enough(text: int, minutes: float) -> None:
     """A short text often, or of a long one twice as many tokens as it has weights."""
     choice, measured = chosen(text=text, minutes=minutes)
     assert choice.size == "mini"
     assert measured[:2] == ["micro", "mini"]
+
+
+def test_a_short_text_is_not_for_many_weights() -> None:
+    assert chosen(text=100_000, minutes=60)[0].size == "micro"
+    assert chosen(text=410_000, minutes=600)[0].size == "mini"
 
 
 def test_a_text_is_not_read_for_ever() -> None:

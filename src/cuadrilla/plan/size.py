@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 MANY_READINGS = 16.0
 """A text that is read more often than that teaches hardly more (docs/experiments.md, little text)."""
-ENOUGH_READINGS, ENOUGH_TOKENS = 8.0, 2.0
-"""A larger model is worth its time if it reads the text so often, or sees so many tokens for each weight in its
-blocks, whichever is less: assumed, a tenth of what is best for a given computation (arXiv 2203.15556)."""
+ENOUGH_TOKENS = 2.0
+"""For each weight in its blocks: from so many tokens on, a larger model is worth its time. Assumed: a tenth of what is
+best for a given computation (arXiv 2203.15556)."""
+ENOUGH_READINGS, MAX_WEIGHTS = 5.5, 40.0
+"""Or if it reads the text so often, and has at most so many weights for each token of it: `mini` had fewer bits after
+5.8 readings than `micro` after 16, and more after 4 (docs/experiments.md, little text). More weights were not tried."""
 SPEEDUP = 0.25
 """A size trains at most at this part of the speed of the size before it: others are not measured in vain."""
 TRAINING = 0.85
@@ -38,7 +41,9 @@ def choose(
     """
     best: SizeChoice | None = None
     for size, number in weights.items():
-        needed = min(ENOUGH_READINGS * text, ENOUGH_TOKENS * number)
+        needed = ENOUGH_TOKENS * number
+        if number <= MAX_WEIGHTS * text:
+            needed = min(needed, ENOUGH_READINGS * text)
         if best and best.tokens_per_second * SPEEDUP * seconds_left() * TRAINING < needed:
             break
         found = _in_time(size, round(needed), text=text, seconds_left=seconds_left, rate=rate)

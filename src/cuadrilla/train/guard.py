@@ -2,10 +2,10 @@
 
 Running mean and variance (exponential, memory of about 50 updates) of the loss and of the logarithm of the norm. A
 value more than `spike_sigmas` above the mean is skipped once (the spike does not enter the mean). What varies little
-counts as if it varied by a fiftieth of the loss, an eighth of the norm: with 6 sigmas a spike is 12 % more loss, or
-twice the norm, at least. Small batches of a small text hold passages that are harder by less, and clipping is enough
-for gradients that are larger by less. Three skips in fifty
-updates: go back to the last checkpoint and pass the data in between; after `rollbacks` of those: give up, exit 7.
+counts as if it varied by a fiftieth of the loss, a quarter of the norm: with 6 sigmas a spike is 12 % more loss, or
+four times the norm, at least. Small batches of a small text hold passages that are harder by less, and clipping is
+enough for gradients that are larger by less. Three skips in fifty updates: go back to the last checkpoint and pass the
+data in between; after `rollbacks` of those: give up, exit 7.
 Pure: state in, verdict out; the state travels in the checkpoint. Evidence: PaLM section 5.1, OLMo 2.
 """
 
@@ -22,7 +22,7 @@ SKIPS_BEFORE_ROLLBACK = 3
 WINDOW_UPDATES = 50
 MIN_SIGMA = 0.02
 """The least spread of the loss, in nats and as a part of its mean."""
-MIN_LOG_NORM_SIGMA = 0.12
+MIN_LOG_NORM_SIGMA = 0.23
 
 
 class Verdict(enum.Enum):
