@@ -1,4 +1,4 @@
-"""`cuadrilla data get` as a user runs it: interrupted, killed, asked, behind a proxy, over TLS, from a played hub."""
+"""`cuadrilla data get` as a user runs it: interrupted, killed, asked, behind a proxy, over TLS."""
 
 import hashlib
 import json
@@ -119,7 +119,7 @@ def test_the_catalogue(capsys, monkeypatch):
     monkeypatch.setattr(output.options, "json", True)
     get_command(show=True)
     rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["quijote", "conha19", "eltec-spa", "fineweb2-test", "wikipedia-es"]
+    assert [row["name"] for row in rows] == ["quijote", "conha19", "eltec-spa", "fineweb2-test"]
     for row in rows:
         assert row["address"] in shown
         assert row["licence"] in shown

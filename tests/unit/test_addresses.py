@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cuadrilla.data.catalogue import resolve
-from cuadrilla.data.download import MAX_NAME, names_below, safe_name
+from cuadrilla.data.download import MAX_NAME, safe_name
 from cuadrilla.data.record import RECORD
 from cuadrilla.errors import ConfigError
 
@@ -34,8 +34,6 @@ def test_names_keep_what_they_can():
     assert safe_name("/a/b/Año 1.txt") == "Año 1.txt"
     assert safe_name("..\\..\\x.txt") == "x.txt"
     assert safe_name("ñ" * 300 + ".parquet").endswith("ñ.parquet")
-    assert names_below(["a/1.parquet", "a/2.parquet"]) == {"a/1.parquet": "1.parquet", "a/2.parquet": "2.parquet"}
-    assert set(names_below(["a/x/1.txt", "a/y/1.txt"]).values()) == {"x_1.txt", "y_1.txt"}
 
 
 def test_what_is_no_address():

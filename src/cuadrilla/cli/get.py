@@ -1,4 +1,4 @@
-"""`cuadrilla data get`: corpora from the catalogue, the web and the Hugging Face hub."""
+"""`cuadrilla data get`: corpora from the catalogue and the web."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def get_command(
         list[str] | None,
         typer.Argument(
             metavar="NAME|ADDRESS",
-            help="Names from the catalogue (--list), https:// addresses, hf:OWNER/NAME/FOLDER.",
+            help="Names from the catalogue (--list), https:// addresses.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
@@ -43,7 +43,7 @@ def fetched(names: Sequence[str], *, to: Path, sha256: str = "") -> "list[Fetche
     from cuadrilla.data.catalogue import resolve
     from cuadrilla.data.download import fetch
 
-    wanted = [each for name in names for each in resolve(name, sha256=sha256)]
+    wanted = [resolve(name, sha256=sha256) for name in names]
     try:
         with shown_progress() as progress:
             return [fetch(each, to=to, progress=progress, report=say) for each in wanted]

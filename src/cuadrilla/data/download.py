@@ -14,15 +14,14 @@ Invariants
 
 import hashlib
 import os
-import posixpath
 import re
 import shutil
 import ssl
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.message import Message as Header
 from pathlib import Path, PurePosixPath
@@ -61,8 +60,6 @@ class DownloadRequest:
     subfolder: str = ""
     licence: str = UNKNOWN
     sha256: str = ""
-    token: str = field(default="", repr=False)
-    """Of the hub's account; sent to the host of `url` only."""
     inside: str = ""
     """The folder in a zip archive of which the files are wanted; empty to keep the file as it is."""
 
@@ -118,7 +115,7 @@ def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Repo
             return Fetched(records=here, folder=folder, already=True)
         part = Part(folder, url=wanted.url)
         try:
-            name = _receive(wanted.url, part, token=wanted.token, progress=progress, report=report)
+            name = _receive(wanted.url, part, progress=progress, report=report)
             rows = _settle(wanted, part.path, records, folder=folder, name=safe_name(wanted.name or name))
         except BaseException as failure:
             if isinstance(failure, DataError) or not part.validator:  # it is wrong, or cannot be gone on from
@@ -128,16 +125,13 @@ def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Repo
     return Fetched(records=rows, folder=folder, already=False)
 
 
-def _receive(url: str, part: Part, *, token: str = "", progress: Progress, report: Report) -> str:
-    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError.
-
-    `token` is sent to the address's own host only.
-    """
+def _receive(url: str, part: Part, *, progress: Progress, report: Report) -> str:
+    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError."""
     tries = 0
     while True:
         before = part.num_bytes
         try:
-            return _try(url, part, token=token, progress=progress)
+            return _try(url, part, progress=progress)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             reason = str(error) or type(error).__name__
             tries = 1 if part.num_bytes > before else tries + 1
@@ -155,10 +149,9 @@ def _receive(url: str, part: Part, *, token: str = "", progress: Progress, repor
         sleep(2.0**tries)
 
 
-def _try(url: str, part: Part, *, token: str, progress: Progress) -> str:
+def _try(url: str, part: Part, *, progress: Progress) -> str:
     start = part.num_bytes
     headers = {"User-Agent": f"cuadrilla/{__version__}", "Accept-Encoding": "identity"}
-    headers |= {"Authorization": f"Bearer {token}"} if token else {}
     headers |= {"Range": f"bytes={start}-", "If-Range": part.validator} if start else {}
     with (
         httpx.Client(verify=ssl.create_default_context(), timeout=SILENCE_SECONDS) as client,
@@ -296,10 +289,3 @@ def safe_name(text: str) -> str:
     stem, suffix = os.path.splitext(_NOT_IN_NAMES.sub("_", name).strip(" .") or "download")
     name = stem[:MAX_NAME].rstrip(" .") + suffix[:20]
     return f"_{name}" if name.lower() == RECORD.lower() else name
-
-
-def names_below(paths: Iterable[str]) -> dict[str, str]:
-    """For each path a file name that tells it from the others: what is below their common folder."""
-    paths = list(paths)
-    common = posixpath.commonpath(map(posixpath.dirname, paths))
-    return {path: safe_name(posixpath.relpath(path, common or ".").replace("/", "_")) for path in paths}
