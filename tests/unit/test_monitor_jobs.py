@@ -23,7 +23,7 @@ def queue(tmp_path: Path) -> RunQueue:
     queue = RunQueue(tmp_path / "queue")
     for name in ("uno", "dos", "tres"):
         (tmp_path / name).mkdir()
-        queue.add(RunDir(tmp_path / name), device="cpu", on=("ana",))
+        queue.add(RunDir(tmp_path / name), on=("ana", "cpu"))
     return queue
 
 

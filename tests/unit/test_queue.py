@@ -148,7 +148,7 @@ def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: R
 def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     """One worker of it, too, where it has one for each device; and only the named kind of device."""
     queue.add(RunDir(tmp_path / "uno"), on=("luis",))
-    queue.add(RunDir(tmp_path / "tres"), device="cuda")
+    queue.add(RunDir(tmp_path / "tres"), on=("cuda",))
     hands, heard = Hands("ana", "luis/cuda:0"), Heard()
     handed_out(QueueWork(queue, tell=heard), hands, nothing)
     assert heard.said == [("dos", "ana"), ("uno", "luis/cuda:0")]

@@ -34,12 +34,9 @@ def queue(
     ] = "list",
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN…", help="Runs by their folders.")] = None,
     on: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="add: a machine that may train them (default: any).")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="add: a machine, or cuda, mps, xpu, cpu, to train them (default: any)."),
     ] = None,
-    device: Annotated[
-        Literal["", "cuda", "mps", "xpu", "cpu"],
-        typer.Option(metavar="KIND", help="add: cuda, mps, xpu or cpu, which it must have."),
-    ] = "",
     listen: ListenAddress = "",
     address: DialledAddress = "",
     uses: Uses = 1,
@@ -63,7 +60,7 @@ def queue(
     match action:
         case "add":
             for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
-                queue.add(added, on=tuple(on or ()), device=device)
+                queue.add(added, on=tuple(on or ()))
         case "first" | "stop" | "remove":
             change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]
             for found in [queue.find(run) for run in runs or ()]:

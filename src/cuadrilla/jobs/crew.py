@@ -25,7 +25,6 @@ from cuadrilla.crew.bundle import offer_whole
 from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.jobs.queue import DEVICES
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Stop, ToCoordinator, node_of, offered
@@ -178,8 +177,7 @@ class CrewExecutor:
     def receive(self, worker: str, message: ToCoordinator | NodeReport) -> None:
         match message:
             case Hello():
-                device = str(message.environment.get(DEVICE, ""))
-                self._heard.put(lambda: self._join(worker, device=device if device in DEVICES else ""))
+                self._heard.put(lambda: self._join(worker, device=message.environment.get(DEVICE, "")))
             case Goodbye():
                 self._heard.put(lambda: self._gone(worker, message.reason))
             case NodeReport():

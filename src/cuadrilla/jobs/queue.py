@@ -24,21 +24,18 @@ from cuadrilla.rundir import RunDir, make_private, read_object, write_json
 
 WAITING, RUNNING, COMPLETE, FAILED, STOPPED = "waiting", "running", "complete", "failed", "stopped"
 ENDED = (COMPLETE, FAILED, STOPPED)
-DEVICES = ("cuda", "mps", "xpu", "cpu")
 NAME_CHARACTERS, ID_DIGITS = 40, 8
 LIST = "runs.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedRun:
-    """`name`: what it is called where it is handed out. `on`: machines, or their places, that may train it; empty: any.
-    `device`: one of `DEVICES` that the place has to have; empty: any. `place`: who has it, or had it last. `stops`: it
-    is to stop."""
+    """`name`: what it is called where it is handed out. `on`: machines, their places, or kinds of devices (cuda, cpu)
+    that may train it; empty: any. `place`: who has it, or had it last. `stops`: it is to stop."""
 
     name: str
     run: RunDir
     on: tuple[str, ...] = ()
-    device: str = ""
     stops: bool = False
     state: str = WAITING
     place: str = ""
@@ -47,11 +44,11 @@ class QueuedRun:
     @property
     def machine(self) -> str:
         """Who has it, had it last, or may have it."""
-        return ", ".join(filter(None, (*self.on, self.device))) if self.state == WAITING else self.place
+        return ", ".join(self.on) if self.state == WAITING else self.place
 
     def suits(self, place: str, *, device: str) -> bool:
-        """Whether it may be trained there: at a place of that name, or of a machine of that name."""
-        return (not self.on or not {place, node_of(place)}.isdisjoint(self.on)) and self.device in ("", device)
+        """Whether it may be trained there."""
+        return not self.on or not {place, node_of(place), device}.isdisjoint(self.on)
 
 
 class RunQueue:
@@ -86,10 +83,10 @@ class RunQueue:
         with self._changed() as runs:
             runs[:] = [replace(run, **changes) if run.name == name else run for run in runs]
 
-    def add(self, run: RunDir, *, on: tuple[str, ...] = (), device: str = "") -> QueuedRun:
+    def add(self, run: RunDir, *, on: tuple[str, ...] = ()) -> QueuedRun:
         """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
         path = run.path.resolve()
-        added = QueuedRun(name=_name_of(path), run=RunDir(path), on=on, device=device)
+        added = QueuedRun(name=_name_of(path), run=RunDir(path), on=on)
         with self._changed() as runs:
             self.require_free(run)
             runs[:] = [*(each for each in runs if each.name != added.name), added]
