@@ -21,7 +21,7 @@ from cuadrilla.host.facts import read_environment
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
 from cuadrilla.train.setup import assemble, make_task
-from cuadrilla.train.sinks import Scalars
+from cuadrilla.train.sinks import Scalars, Sink
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -81,7 +81,7 @@ def tokenizer_of(vocab_size: int) -> Tokenizer:
     return Tokenizer(inner.to_str().encode())
 
 
-class Turns:
+class Turns(Sink):
     """A sink that lets another program take its turn after each of our steps, and keeps our time per step."""
 
     def __init__(self, other: Callable[[], float]) -> None:
@@ -93,9 +93,6 @@ class Turns:
     def log(self, _step: int, scalars: Scalars) -> None:
         self.ours.append(float(scalars["seconds"]))
         self.theirs.append(self._other())
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def run_ours(folder: Path, config: Config, turns: Turns) -> None:

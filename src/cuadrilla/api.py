@@ -34,7 +34,7 @@ from cuadrilla.model.sampling import Sampling
 from cuadrilla.rundir import RunDir, finite, last_rows
 from cuadrilla.runfile import as_sets, leaves, make_run, read_run_config, read_run_file, settings_text
 from cuadrilla.train.runtime import Outcome
-from cuadrilla.train.sinks import Scalars
+from cuadrilla.train.sinks import Scalars, Sink
 from cuadrilla.train.trained import LanguageModel, Trained, load_trained, open_model
 
 __all__ = ["CuadrillaError", "LanguageModel", "Outcome", "PrepareOptions", "Prepared", "Run", "Sampling", "Trained",
@@ -179,7 +179,7 @@ class Run:
             self._request_stop = None
 
 
-class _StepSink:
+class _StepSink(Sink):
     """Hands each row on."""
 
     def __init__(self, on_step: Callable[[Row], None]) -> None:
@@ -187,6 +187,3 @@ class _StepSink:
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._on_step({"version": step, **finite(scalars)})
-
-    def close(self) -> None:
-        pass

@@ -20,6 +20,7 @@ from cuadrilla.train.checkpoint import list_checkpoints, version_of
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.journal import read_records
 from cuadrilla.train.setup import assemble
+from cuadrilla.train.sinks import Sink
 from tests.faults import Script, play
 from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
 from tests.sessions import FP32
@@ -194,14 +195,11 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
             raise OSError(code, os.strerror(code))
         fsync(descriptor)
 
-    class Weather:
+    class Weather(Sink):
         """Decides by the step whether the disk fails."""
 
         def log(self, step: int, _scalars: object) -> None:
             failing.set() if 2 <= step < 5 else failing.clear()
-
-        def close(self) -> None:
-            pass
 
     monkeypatch.setattr(os, "fsync", refuse)
     outcome = run_through(prepare(tmp_path / "crew", RaggedRegression(), *sets, sinks=[Weather()]))
@@ -224,12 +222,9 @@ def test_a_slow_disk_gets_fewer_checkpoints(
         now[0] += fsync_seconds
         fsync(descriptor)
 
-    class Clock:
+    class Clock(Sink):
         def log(self, _step: int, _scalars: object) -> None:
             now[0] += 1.01
-
-        def close(self) -> None:
-            pass
 
     monkeypatch.setattr(os, "fsync", slow)
     sets = ("checkpoint.every_seconds=1", "train.steps=20", NO_BEST)

@@ -20,6 +20,7 @@ from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir, last_rows, make_private, typed, write_atomic
 from cuadrilla.runfile import read_run_file
+from cuadrilla.train.sinks import Sink
 
 if TYPE_CHECKING:
     from cuadrilla.link.server import CrewServer
@@ -61,7 +62,7 @@ SPEEDS = [1.0, 0.7, 0.3]
 VICTIM = "worker-3"
 
 
-class Accident:
+class Accident(Sink):
     """A sink that kills one of the workers, as if its plug had been pulled, when half of the steps are done."""
 
     def __init__(self, *, at: int) -> None:
@@ -77,9 +78,6 @@ class Accident:
             say("                now {victim} is killed, on purpose", victim=VICTIM)
             os.kill(self._pids[VICTIM], signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
             self.happened_at = version
-
-    def close(self) -> None:
-        pass
 
     def report(self, run: RunDir) -> str:
         """What became of the run, as its own files tell it."""

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from cuadrilla.cli.output import stderr
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.monitor.screen import duration
-from cuadrilla.train.sinks import Scalars
+from cuadrilla.train.sinks import Scalars, Sink
 
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
@@ -22,7 +22,7 @@ COUNTED = (Message("tokens"), Message("examples"))
 """What `TaskDefaults.counted` may be."""
 
 
-class ProgressSink:
+class ProgressSink(Sink):
     """Shows the rows of a run of `total_versions` steps, of which some are `done`."""
 
     def __init__(

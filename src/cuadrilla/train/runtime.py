@@ -40,7 +40,7 @@ from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.sync.work import ALONE
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
-from cuadrilla.train.sinks import Scalars, Sink, Watcher
+from cuadrilla.train.sinks import Scalars, Sink
 from cuadrilla.train.store import Store
 from cuadrilla.train.suspects import Suspects
 
@@ -267,8 +267,7 @@ class CoordinatorRuntime:
         part = (total - len(done) + sum(done.values())) / total
         if 0 < part < 1:
             for sink in self.sinks:
-                if isinstance(sink, Watcher):
-                    sink.working(self.coordinator.version + self._work.steps, part)
+                sink.working(self.coordinator.version + self._work.steps, part)
 
     # -- what the state machine wants done -----------------------------------------------------------------------------
 

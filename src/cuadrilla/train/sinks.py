@@ -1,10 +1,10 @@
-"""Where numbers go: the `Sink` protocol with JSONL and TensorBoard behind it."""
+"""Where numbers go: a `Sink`, with JSONL and TensorBoard behind it."""
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.rundir import KeptLines, finite, make_private, storage_errors
@@ -15,22 +15,20 @@ Scalars = Mapping[str, float | int | str | Mapping[str, float]]
 """Numbers by name; a mapping holds one for each worker."""
 
 
-class Sink(Protocol):
+class Sink:
     """A place for one row of numbers per commit."""
 
-    def log(self, step: int, scalars: Scalars) -> None: ...
+    def log(self, step: int, scalars: Scalars) -> None:
+        """Take the row of a step."""
 
-    def close(self) -> None: ...
+    def working(self, step: int, part: float) -> None:
+        """Hear which part of a step is done, where that can be told."""
 
-
-@runtime_checkable
-class Watcher(Protocol):
-    """A sink that also hears which part of a step is done, if it can be told."""
-
-    def working(self, step: int, part: float) -> None: ...
+    def close(self) -> None:
+        """Free what is open."""
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Appends a JSON object per row, at once, so that another process can follow it. NaN becomes null."""
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +44,7 @@ class JsonlSink:
             self._lines.append("")
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Writes an event file; needs the extra `tensorboard`. It ends for good where its disk is full."""
 
     def __init__(self, folder: Path) -> None:
