@@ -1,16 +1,5 @@
 """What can go wrong, as one tree.
 
-    CuadrillaError            exit code
-    ├── ConfigError           2    a run file, a flag or a `--set`
-    ├── EnvironmentProblem    3    this machine or this installation
-    │   └── DeviceError       3    a device that cannot do what was asked
-    ├── DataError             4    text, tokens, tokenizer
-    ├── LinkError             5    network, joining, authentication
-    ├── CheckpointError       6    a checkpoint or a journal that cannot be used
-    ├── TaskError             2    the user's own model file
-    ├── GuardError            7    training stopped itself
-    └── ResourceError         8    disk or memory ran out
-
 Every error carries `message` (the cause, one line) and `hint` (what to do, one line): templates with fields
 (`messages.py`), so that they can be shown in another language and read by a program. Raised for what a user can cause;
 our own invariants are `assert`s. The CLI prints them and exits with `exit_code`; nothing else catches the tree as a

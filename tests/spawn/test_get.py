@@ -121,7 +121,7 @@ def test_the_catalogue(capsys, monkeypatch):
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["quijote", "conha19", "eltec-spa", "fineweb2-test"]
     for row in rows:
-        assert row["address"] in shown
+        assert row["url"] in shown
         assert row["licence"] in shown
 
 

@@ -59,13 +59,14 @@ def _show_catalogue() -> None:
     from cuadrilla.data.catalogue import CATALOGUE
 
     if options.json:
-        keys = ("name", "what", "address", "licence", "about_bytes", "size", "inside")
-        emit_json([{key: getattr(corpus, key) for key in keys} for corpus in CATALOGUE])
+        keys = ("what", "url", "licence", "about_bytes", "size", "inside")
+        rows = [{"name": name, **{key: getattr(corpus, key) for key in keys}} for name, corpus in CATALOGUE.items()]
+        emit_json(rows)
         return
-    for corpus in CATALOGUE:
-        emit("{name:15}{what}", name=corpus.name, what=corpus.what)
+    for name, corpus in CATALOGUE.items():
+        emit("{name:15}{what}", name=name, what=corpus.what)
         emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence)
-        emit("               {address}", address=corpus.address)
+        emit("               {address}", address=corpus.url)
 
 
 def _report(done: "Sequence[Fetched]") -> None:

@@ -76,7 +76,7 @@ def _is_built_in(name: str) -> bool:
 def _is_corpus(name: str) -> bool:
     from cuadrilla.data.catalogue import CATALOGUE
 
-    return any(corpus.name == name for corpus in CATALOGUE)
+    return name in CATALOGUE
 
 
 def _here(text: str, run: RunDir) -> list[Path | str]:

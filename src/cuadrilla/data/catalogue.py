@@ -4,7 +4,7 @@ Sizes are approximate, for the question before a large download; what is fetched
 hashes: the archives of repositories are made on request, and the texts are corrected by their editors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuadrilla.data.download import DownloadRequest
 from cuadrilla.errors import ConfigError
@@ -14,70 +14,55 @@ WEB_SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatalogueEntry:
-    name: str
+class CatalogueEntry(DownloadRequest):
     what: str
-    address: str
-    licence: str
     about_bytes: int
     """Size of the download; for an archive that is made on request that of its repository."""
-    file: str
-    inside: str = ""
 
     @property
     def size(self) -> str:
         return Message("about {megabytes:,.0f} MB", megabytes=self.about_bytes / 1e6)
 
 
-CATALOGUE = (
-    CatalogueEntry(
-        name="quijote",
+CATALOGUE = {
+    "quijote": CatalogueEntry(
         what=Message("Don Quijote de la Mancha, Project Gutenberg's edition 2000"),
-        address="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
+        url="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
         licence="Project Gutenberg License",
         about_bytes=2_200_000,
-        file="quijote.txt",
+        name="quijote.txt",
     ),
-    CatalogueEntry(
-        name="conha19",
+    "conha19": CatalogueEntry(
         what=Message("234 Spanish-American novels, 1830 to 1910, plain text"),
-        address="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
+        url="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
         licence="Public Domain Mark 1.0",
         about_bytes=809_000_000,
-        file="conha19.zip",
+        name="conha19.zip",
         inside="txt",
     ),
-    CatalogueEntry(
-        name="eltec-spa",
+    "eltec-spa": CatalogueEntry(
         what=Message("about 100 novels of Spain, 1840 to 1920, TEI-XML (level 1)"),
-        address="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
+        url="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
         licence="texts public domain, markup CC BY 4.0",
         about_bytes=180_000_000,
-        file="eltec-spa.zip",
+        name="eltec-spa.zip",
         inside="level1",
     ),
-    CatalogueEntry(
-        name="fineweb2-test",
+    "fineweb2-test": CatalogueEntry(
         what=Message("web pages, test split of FineWeb-2 spa_Latn (23.7 M words): a first real corpus"),
-        address="https://huggingface.co/datasets/HuggingFaceFW/fineweb-2/resolve/main/data/spa_Latn/test/000_00000.parquet",
+        url="https://huggingface.co/datasets/HuggingFaceFW/fineweb-2/resolve/main/data/spa_Latn/test/000_00000.parquet",
         licence="ODC-By 1.0",
         about_bytes=59_700_000,
-        file="fineweb2-test.parquet",
+        name="fineweb2-test.parquet",
     ),
-)
+}
+"""By name. Their files go into folders of these names."""
 
 
 def resolve(argument: str, *, sha256: str = "") -> DownloadRequest:
     """The file that a name of the catalogue or an address stands for. Raises ConfigError for what is neither."""
-    if corpus := next((each for each in CATALOGUE if each.name == argument), None):
-        return DownloadRequest(
-            url=corpus.address,
-            name=corpus.file,
-            subfolder=corpus.name,
-            licence=corpus.licence,
-            sha256=sha256,
-            inside=corpus.inside,
-        )
+    if corpus := CATALOGUE.get(argument):
+        return replace(corpus, subfolder=argument, sha256=sha256)
     if not argument.startswith(WEB_SCHEMES):
         hint = "`cuadrilla data get --list` shows the known corpora"
         raise ConfigError("{name!r} is neither a known corpus nor an address", name=argument, hint=hint)

@@ -11,6 +11,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -25,11 +26,9 @@ from cuadrilla.data.folder import TOKENIZER, Manifest, Split, open_tokens, read_
 from cuadrilla.data.loader import Dataset
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.kernels import IGNORED
-from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Batch, TaskDefaults
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import file_sha256
@@ -143,11 +142,6 @@ class LanguageTask:
         split = self.manifest.splits["val"]
         return found | {name.replace("loss", "bits_per_byte"): bits_per_byte(found[name], split) for name in found}
 
-    def sample(self, model: nn.Module, *, prompt: str, sampling: Sampling) -> str:
-        """The prompt and its continuation."""
-        assert isinstance(model, GPT2)
-        return prompt + "".join(generate_text(model, self.tokenizer, prompt, sampling=sampling))
-
 
 def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
     """The model of a run file's section `model`, with a row for each token unless the section says otherwise."""
@@ -167,6 +161,17 @@ def bits_per_byte(nats_per_token: float, split: Split) -> float:
     return nats_per_token / NATS_PER_BIT * split.num_tokens / split.num_bytes
 
 
+@contextmanager
+def not_training(model: nn.Module) -> Iterator[None]:
+    """A block in which a model only answers."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 class Pair(Protocol):
     """A minimal pair: two whole texts, of which the language allows `good` and not `bad`."""
 
@@ -177,8 +182,11 @@ class Pair(Protocol):
 
 
 @torch.no_grad()
-def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[float]:
-    """Total log-probability (nats) of every sequence given its first token. Sequences are padded to the longest.
+def log_likelihood(
+    model: GPT2, ids_batch: Sequence[Sequence[int]], *, counted: Sequence[int] | None = None
+) -> list[float]:
+    """Total log-probability (nats) of the last tokens of every sequence given those before; `counted`: how many, else
+    all but the first. Sequences are padded to the longest.
 
     Raises DataError for one that does not fit the context.
     """
@@ -192,9 +200,11 @@ def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[floa
         )
     device = next(model.parameters()).device
     ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in ids_batch], device=device)
-    lengths_B = torch.tensor([len(ids) for ids in ids_batch], device=device)
-    padding_BT = torch.arange(longest, device=device) >= lengths_B[:, None]
-    targets_BT = ids_BT.masked_fill(padding_BT, IGNORED)[:, 1:]
+    lengths_B1 = torch.tensor([[len(ids)] for ids in ids_batch], device=device)
+    counted_B = torch.tensor(counted or [len(ids) - 1 for ids in ids_batch], device=device)
+    places_T = torch.arange(longest, device=device)
+    is_counted_BT = (places_T < lengths_B1) & (places_T >= lengths_B1 - counted_B[:, None])
+    targets_BT = ids_BT.masked_fill(~is_counted_BT, IGNORED)[:, 1:]
     losses_BT = model.losses(ids_BT[:, :-1], targets_BT)
     return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
 
@@ -208,13 +218,9 @@ def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[float
     encoded = [[tokenizer.end_of_text, *ids] for ids in tokenizer.encode_batch(texts)]
     order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
     found = [0.0] * len(encoded)
-    was_training = model.training
-    model.eval()
-    try:
+    with not_training(model):
         for first in range(0, len(order), 2 * PAIRS_PER_BATCH):
             chosen = order[first : first + 2 * PAIRS_PER_BATCH]
             for number, value in zip(chosen, log_likelihood(model, [encoded[n] for n in chosen]), strict=True):
                 found[number] = value
-    finally:
-        model.train(was_training)
     return [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]

@@ -26,8 +26,16 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
-from cuadrilla.model.weights import some
-from cuadrilla.rundir import RunDir, file_sha256, fsync_folder, make_private, read_jsonl, storage_errors
+from cuadrilla.model.weights import read_tensors, some
+from cuadrilla.rundir import (
+    RunDir,
+    file_sha256,
+    fsync_folder,
+    make_private,
+    read_jsonl,
+    read_object,
+    storage_errors,
+)
 from cuadrilla.version import __version__
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -171,14 +179,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         model=read_model(path),
-        optimizer=_read_tensors(path / "optimizer.safetensors"),
-        state=_read_json(path / "state.json"),
+        optimizer=read_tensors(path / "optimizer.safetensors"),
+        state=read_object(path / "state.json"),
     )
 
 
 def read_model(path: Path) -> dict[str, Tensor]:
     """The weights in a checkpoint that is verified. Raises CheckpointError."""
-    return _read_tensors(path / "model.safetensors")
+    return read_tensors(path / "model.safetensors")
 
 
 @torch.no_grad()
@@ -189,16 +197,9 @@ def take_over(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], *, pat
         tensor.copy_(found[name])
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(file)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError("{path}: {reason}", path=file.parent, reason=error, hint=OLDER) from error
-
-
 def verify_checkpoint(path: Path) -> Path:
     """Compare the files with their hashes in the manifest. Raises CheckpointError naming the first that differs."""
-    files = _read_json(path / MANIFEST).get("files")
+    files = read_object(path / MANIFEST).get("files")
     for name in FILES:
         try:
             same = isinstance(files, dict) and file_sha256(path / name) == files.get(name)
@@ -303,14 +304,6 @@ def _write_files(
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
     fsync_folder(folder)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError("{path} cannot be read: {reason}", path=path, reason=error, hint=OLDER) from error
-    return value if isinstance(value, dict) else {}
 
 
 def _remove_leftovers(folder: Path) -> None:

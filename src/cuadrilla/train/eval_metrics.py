@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from cuadrilla.data.corpus import documents_of
 from cuadrilla.data.folder import open_tokens, read_manifest
@@ -24,8 +23,7 @@ from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.kernels import IGNORED
-from cuadrilla.model.language import NATS_PER_BIT, Pair, wins
+from cuadrilla.model.language import NATS_PER_BIT, Pair, log_likelihood, wins
 
 WINDOWS_PER_BATCH = 16
 Items = Sequence[tuple[float, int]]
@@ -104,7 +102,6 @@ def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
             document = []
 
 
-@torch.no_grad()
 def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: str) -> Figure:
     """Bits per byte of some documents. Raises DataError if they are empty."""
     sizes: list[int] = []
@@ -154,17 +151,9 @@ def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int]
 
 def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, int]]:
     """Bits of the new tokens of each window, and about how many bytes they are (a cut character counts in full)."""
-    device = next(model.parameters()).device
-    longest = max(len(ids) for ids, _ in batch)
-    ids_BT = torch.zeros(len(batch), longest, dtype=torch.long)
-    targets_BT = torch.full((len(batch), longest - 1), IGNORED)
-    for row, (ids, new) in enumerate(batch):
-        ids_BT[row, : len(ids)] = torch.tensor(ids)
-        targets_BT[row, len(ids) - 1 - new : len(ids) - 1] = torch.tensor(ids[-new:])
-    losses_BT = model.losses(ids_BT[:, :-1].to(device), targets_BT.to(device))
-    bits = (losses_BT.cpu().double().sum(1) / NATS_PER_BIT).tolist()
+    nats = log_likelihood(model, [ids for ids, _ in batch], counted=[new for _, new in batch])
     sizes = [len(tokenizer.decode(ids[-new:]).encode()) for ids, new in batch]
-    return list(zip(bits, sizes, strict=True))
+    return [(-value / NATS_PER_BIT, size) for value, size in zip(nats, sizes, strict=True)]
 
 
 def pair_figure(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair], *, of: str) -> Figure:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from cuadrilla.config import TOP_P, SampleSection
 from cuadrilla.data import cuentos
 from cuadrilla.data.loader import collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import generate_batch
+from cuadrilla.model.generate import generate_batch, generate_text
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import LanguageTask, wins
+from cuadrilla.model.language import LanguageTask, not_training, wins
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.train.precision import Precision
@@ -38,7 +37,7 @@ def evaluate(
         for first in range(0, count, EVALUATION_BATCH):
             yield to_device(collate([dataset[int(i)] for i in chosen[first : first + EVALUATION_BATCH]]), device)
 
-    with _not_training(model), torch.no_grad(), precision.around(model, device):
+    with not_training(model), torch.no_grad(), precision.around(model, device):
         return task.evaluate(model, batches())
 
 
@@ -47,18 +46,9 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
     if not isinstance(task, LanguageTask) or not section.tokens:
         return ""
     sampling = Sampling(temperature=section.temperature, top_p=TOP_P, max_tokens=section.tokens, seed=seed)
-    with _not_training(model):
-        return task.sample(model, prompt=section.prompt, sampling=sampling)
-
-
-@contextmanager
-def _not_training(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+    assert isinstance(model, GPT2)
+    with not_training(model):
+        return section.prompt + "".join(generate_text(model, task.tokenizer, section.prompt, sampling=sampling))
 
 
 def judge_stories(
