@@ -180,8 +180,6 @@ class Run:
 
 
 class _StepSink(Sink):
-    """Hands each row on."""
-
     def __init__(self, on_step: Callable[[Row], None]) -> None:
         self._on_step = on_step
 

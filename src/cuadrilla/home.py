@@ -22,8 +22,6 @@ from cuadrilla.rundir import make_private, read_object, write_json
 
 @dataclass(frozen=True)
 class Joined:
-    """A crew this machine has joined."""
-
     folder: Path
     address: str
     name: str

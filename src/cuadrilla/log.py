@@ -85,7 +85,6 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
 
 
 def tear_down_logging(handler: logging.Handler | None) -> None:
-    """Close and remove a handler made by `set_up_logging`; None is allowed."""
     if handler is not None:
         for name in (OURS, *LIBRARIES):
             logging.getLogger(name).removeHandler(handler)

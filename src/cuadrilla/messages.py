@@ -108,7 +108,6 @@ def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = ""
 
 @cache
 def catalogue() -> Mapping[str, str]:
-    """All translations."""
     texts = (path.read_text(encoding="utf-8") for path in sorted(CATALOGUE.glob("*.json")))
     return {template: translation for text in texts for template, translation in json.loads(text).items()}
 

@@ -62,7 +62,6 @@ def node_file(worker: str) -> str:
 
 
 def worker_of_node_file(name: str) -> str:
-    """The worker of a file in `nodes`."""
     return unquote(name.removesuffix(".jsonl"))
 
 
@@ -248,7 +247,6 @@ class FolderLock:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds this lock."""
     try:
         if lock.exists():
             with filelock.FileLock(lock, timeout=0):

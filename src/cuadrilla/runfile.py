@@ -321,7 +321,6 @@ def seen_from(run: Path, data: str) -> str:
 
 
 def run_file_text(size: str, *, data: str, tokens: int) -> str:
-    """A commented run file for a language model of this size."""
     _, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cuadrilla.data.clean import reason_to_drop
 from cuadrilla.data.cuentos import stories
-from cuadrilla.data.filters import reason_to_drop
 
 pytestmark = pytest.mark.unit
 

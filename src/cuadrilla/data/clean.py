@@ -28,6 +28,12 @@ Which side of the split a document is on
 * If none falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
   2,000 or 200 characters.
 
+What is not worth learning from
+* What no book has is dropped: mostly figures and marks, words without end, the same lines over and over. Verse,
+  dialogue, old spelling, lists of chapters and other languages pass.
+* Pages of the web want more than that: filter them first, for example with datatrove (FineWeb-2's rules for Spanish:
+  https://github.com/huggingface/fineweb-2, configs/spa_Latn.yml).
+
 A text is read in pieces and never held whole, however long its lines: it is cleaned in sections of about a million
 characters, each by itself, and a section ends a document.
 """
@@ -54,6 +60,12 @@ WIDTHS, MIN_WRAPPED_LINES, WRAPPED_PERCENT, MIN_FULL = range(55, 101), 20, 95, 0
 that is no longer than that width, and the part that the next word would have made longer."""
 MAX_SHARE = 2.0
 """A text of more than this many times the part to hold out stays in `train`."""
+MAX_REPEATED = 0.5
+"""Share of the characters in lines that repeat an earlier one."""
+MIN_LETTERS = 0.4
+"""Share of letters among what is not blank."""
+WORD_LENGTH = (1.5, 40)
+"""Mean bytes of a word, least and most."""
 
 _BLANKS = " \t\u00a0"
 _BEGINS, _HYPHEN = re.compile(r"[-–—«*_\d\s]"), re.compile(r"\w-$")
@@ -65,6 +77,8 @@ _GUTENBERG_END = re.compile(
     r"^(?:\*\*\* ?END OF (?:THIS|THE) PROJECT GUTENBERG EBOOK|End of (?:the )?Project Gutenberg)", re.M | re.I
 )
 _CREDITS = re.compile(r"\s*(?:Produced by|E-text prepared by|Transcribed by)[^\n]*(?:\n[^\n]+)*\n", re.I)
+_IS_LETTER = np.array([byte >= 128 or chr(byte).isalpha() for byte in range(256)])
+_IS_BLANK = np.array([chr(byte).isspace() for byte in range(128)] + [False] * 128)
 _TO_BLANK = bytes(32 if chr(byte).isspace() and byte < 128 else byte for byte in range(256))
 
 
@@ -117,6 +131,25 @@ def document_hash(text: str) -> bytes:
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
     return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def reason_to_drop(text: str) -> str | None:
+    """The first rule that a document breaks, as a key for counts; None if it is kept."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        return "empty"
+    num_characters = sum(map(len, lines))
+    if num_characters - sum(map(len, set(lines))) > MAX_REPEATED * num_characters:
+        return "repeated_lines"
+    raw = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8)
+    is_blank = _IS_BLANK[raw]
+    num_words = int(np.count_nonzero(is_blank[:-1] & ~is_blank[1:])) + 1
+    num_words += int(np.count_nonzero(raw >= 0xE3))  # from U+3000 on, scripts put no blanks between words
+    num_visible = len(raw) - int(np.count_nonzero(is_blank))
+    if int(np.count_nonzero(_IS_LETTER[raw])) < MIN_LETTERS * num_visible:
+        return "few_letters"
+    least, most = WORD_LENGTH
+    return None if least <= num_visible / num_words <= most else "word_length"
 
 
 def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArray[np.bool_]:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from cuadrilla.data import clean, duplicates
 from cuadrilla.data.executor import Workers
-from cuadrilla.data.filters import reason_to_drop
 from cuadrilla.data.order import mixed
 from cuadrilla.data.sources import Progress, Sources
 from cuadrilla.messages import Message
@@ -49,8 +48,6 @@ class TextSection(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CleanChunk:
-    """A batch on disk, clean."""
-
     path: Path
     first: int
     """Number of its first document."""
@@ -61,7 +58,6 @@ class CleanChunk:
             return np.asarray(arrays[name])
 
     def texts(self) -> Iterator[str]:
-        """Its documents."""
         raw = self.array("content").tobytes()
         position = 0
         for size in self.array("sizes").tolist():
@@ -204,7 +200,7 @@ def clean_sections(sections: Sequence[TextSection], *, maximum: int, keep_all: b
         for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts, maximum=maximum):
             if len(text) < MIN_CHARACTERS:
                 counts["documents_too_short"] += 1
-            elif not keep_all and (reason := reason_to_drop(text)):
+            elif not keep_all and (reason := clean.reason_to_drop(text)):
                 counts[f"filtered_{reason}"] += 1
             else:
                 documents.append(text)
@@ -236,7 +232,6 @@ def documents_of(read: Sources) -> Iterator[str]:
 
 
 def _sections(read: Sources, counts: Counter[str]) -> Iterator[TextSection]:
-    """The sections of every text."""
     for number, text in enumerate(read.texts()):
         for section in clean.sections(text.pieces, counts):
             yield TextSection(text.source, number, text.keeps_indentation, section)

@@ -66,8 +66,6 @@ class DownloadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What there is of one address."""
-
     records: Sequence[DownloadRecord]
     folder: Path
     already: bool

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who does jobs."""
-
     executor: Executor
     ahead: int
     """How many jobs are begun before the result of the first is wanted."""
@@ -48,7 +46,6 @@ class Workers:
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

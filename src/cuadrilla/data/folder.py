@@ -78,7 +78,6 @@ class Manifest:
         return self.splits["val"].num_tokens if "val" in self.splits else 0
 
     def hash(self) -> str:
-        """sha256 of the canonical JSON."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(f"{SCHEMA} {text}".encode()).hexdigest()
 
@@ -161,8 +160,6 @@ class TokenWriter:
     def __init__(self, folder: Path, *, split: str, dtype: str) -> None:
         self._path = folder / TOKENS[split]
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._hash = hashlib.sha256()
-        self._num_tokens = 0
         with storage_errors(self._path):
             self._path.write_bytes(b"")
 
@@ -170,18 +167,15 @@ class TokenWriter:
         """Add token ids; they must fit the dtype."""
         tokens = np.asarray(ids)
         assert not len(tokens) or (tokens.min() >= 0 and tokens.max() <= np.iinfo(self._dtype).max)
-        raw = tokens.astype(self._dtype).tobytes()
-        self._hash.update(raw)
-        self._num_tokens += len(tokens)
         with storage_errors(self._path), open(self._path, "ab") as file:
-            file.write(raw)
+            file.write(tokens.astype(self._dtype).tobytes())
 
     def close(self, *, num_bytes: int, num_documents: int) -> Split:
         """Make the file durable."""
         with storage_errors(self._path), open(self._path, "ab") as file:
             os.fsync(file.fileno())
-        sha256 = self._hash.hexdigest()
-        return Split(num_tokens=self._num_tokens, num_bytes=num_bytes, num_documents=num_documents, sha256=sha256)
+        num_tokens, sha256 = self._path.stat().st_size // self._dtype.itemsize, file_sha256(self._path)
+        return Split(num_tokens=num_tokens, num_bytes=num_bytes, num_documents=num_documents, sha256=sha256)
 
 
 def publish(work: Path, folder: Path, manifest: Manifest) -> None:

@@ -60,8 +60,6 @@ DEFAULT_VAL_FRACTION = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """What may be asked of a preparation."""
-
     vocab: int = DEFAULT_VOCAB
     """Tokens of the vocabulary to train."""
     tokenizer: Path | None = None
@@ -93,8 +91,6 @@ class PrepareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The outcome of a preparation."""
-
     manifest: Manifest
     already: bool
     """Nothing was done: the folder holds this very preparation."""
@@ -264,7 +260,6 @@ def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress:
 
 
 def _encode(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer, dtype: str) -> dict[int, NDArray[Any]]:
-    """The ids for each split."""
     texts = list(chunk.texts())
     splits = corpus.splits[chunk.first : chunk.first + len(texts)]
     encoded = tokenizer.encode_batch(list(compress(texts, splits)))

@@ -102,7 +102,6 @@ class Tokenizer:
         write_atomic(path, self._raw)
 
     def sha256(self) -> str:
-        """Hash of the bytes that `save` writes."""
         return hashlib.sha256(self._raw).hexdigest()
 
     def encode(self, text: str) -> list[int]:

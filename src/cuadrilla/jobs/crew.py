@@ -68,8 +68,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class AssignedJob:
-    """A job that a machine has now."""
-
     job: str
     run: RunDir
     lock: FolderLock

@@ -47,7 +47,6 @@ class QueuedRun:
         return ", ".join(self.on) if self.state == WAITING else self.place
 
     def suits(self, place: str, *, device: str) -> bool:
-        """Whether it may be trained there."""
         return not self.on or not {place, node_of(place), device}.isdisjoint(self.on)
 
 

@@ -29,8 +29,6 @@ HINT = "cuadrilla export hf keeps it as it is"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a reader shows of the file."""
-
     name: str
     description: str = ""
     licence: str = ""

@@ -26,8 +26,6 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """A model as it was found."""
-
     model: GPT2
     tokenizer: bytes
     weights: Path

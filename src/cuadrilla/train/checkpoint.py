@@ -238,7 +238,6 @@ def set_aside_newer(path: Path) -> None:
 
 
 def prune_checkpoints(folder: Path, *, keep: int, protect: Collection[int | None]) -> None:
-    """Remove all but the `keep` newest and the `protect`ed versions."""
     for path in (path for path in list_checkpoints(folder)[:-keep] if version_of(path) not in protect):
         doomed = path.with_name(f".{path.name}.{os.getpid()}.old")
         os.rename(path, doomed)  # a reader that has opened files of it can finish; a new reader does not find it

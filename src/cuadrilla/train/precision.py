@@ -42,7 +42,6 @@ class Precision:
             setattr(model, "compute_dtype", self.dtype)  # noqa: B010  nn.Module has no such attribute of its own
 
     def around(self, model: nn.Module, device: torch.device) -> AbstractContextManager[object]:
-        """A context for one forward pass."""
         if self.dtype == torch.float32 or hasattr(model, "compute_dtype"):
             return nullcontext()
         return torch.autocast(device.type, dtype=self.dtype)

@@ -127,7 +127,6 @@ class CoordinatorRuntime:
 
     @property
     def is_over(self) -> bool:
-        """The run has ended, well or not."""
         return self.outcome is not None or self.failure is not None
 
     def result(self) -> Outcome:
@@ -193,7 +192,6 @@ class CoordinatorRuntime:
         return self.result()
 
     def work_off(self) -> None:
-        """Do what has been enqueued."""
         for _ in range(self._inbox.qsize()):
             self._inbox.get()()
 
@@ -377,7 +375,9 @@ class CoordinatorRuntime:
 
     def _log_incident(self, what: Message, action: events.Merge, *, level: int) -> None:
         """Name the step, its units, and the worker whose loss per token is the highest."""
-        highest = max(action.answers, key=_loss_of, default=None)
+        highest = max(
+            action.answers, key=lambda one: one.contribution.loss_sum / max(one.contribution.tokens, 1), default=None
+        )
         worker, loss = highest.grant.worker if highest else Message("none"), self._row["loss"]
         named = {"workers": sorted({answer.grant.worker for answer in action.answers}), "highest": worker}
         units = highest.grant.units if highest else ()
@@ -474,11 +474,6 @@ class CoordinatorRuntime:
         self.coordinator.finished = True
         for member in list(self.coordinator.crew.members):
             self._send(member, Stop(reason=Message("the run failed")))
-
-
-def _loss_of(answer: events.Answer) -> float:
-    """Per token."""
-    return answer.contribution.loss_sum / max(answer.contribution.tokens, 1)
 
 
 def _shares(answers: Sequence[events.Answer]) -> dict[str, float]:

@@ -5,7 +5,7 @@ one of muon's only. So kinds are chosen first. Pure.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cuadrilla.config import DimensionSection, Scalar, TuneSection
@@ -74,7 +74,7 @@ class Space:
 
     def _try(self, key: str, dimension: DimensionSection) -> None:
         chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), {})
-        values: Sequence[Scalar] = dimension.choices or [_low(dimension), _high(dimension)]
+        values: Sequence[Scalar] = dimension.choices or _ends(dimension)
         for value in values:
             try:
                 resolve(self._text, sets=[*self._sets, *as_sets({**chosen, key: value})])
@@ -92,41 +92,37 @@ def _is_kind(key: str) -> bool:
     return key.endswith(".kind")
 
 
-def _low(dimension: DimensionSection) -> int | float:
+def _ends(dimension: DimensionSection) -> tuple[int | float, int | float]:
+    """The lowest value and the highest that a step reaches: Optuna warns of steps that do not fill their range."""
     assert dimension.low is not None
-    return dimension.low
-
-
-def _high(dimension: DimensionSection) -> int | float:
-    """The last value that a step reaches: Optuna warns of steps that do not fill their range."""
     assert dimension.high is not None
-    return _stepped(dimension)[-1] if dimension.step else dimension.high
+    low, high, step = dimension.low, dimension.high, dimension.step
+    return low, _value(dimension, int((high - low) / step + 1e-9)) if step else high
 
 
-def _stepped(dimension: DimensionSection) -> list[int | float]:
-    low, step = _low(dimension), dimension.step
-    assert dimension.high is not None
-    count = int((dimension.high - low) / step + 1e-9) + 1
-    values = [low + index * step for index in range(count)]
-    return [int(value) if dimension.is_whole else float(f"{value:.12g}") for value in values]
+def _value(dimension: DimensionSection, number: int) -> int | float:
+    """After so many steps."""
+    assert dimension.low is not None
+    value = dimension.low + number * (dimension.step or 1)
+    return int(value) if dimension.is_whole else float(f"{value:.12g}")
 
 
 def _suggested(trial: "Trial", key: str, dimension: DimensionSection) -> Scalar:
     if dimension.choices:
         found: Scalar = trial.suggest_categorical(key, dimension.choices)  # type: ignore[assignment]
         return found
-    low, high, log = _low(dimension), _high(dimension), dimension.log
+    (low, high), log = _ends(dimension), dimension.log
     if dimension.is_whole:
         return trial.suggest_int(key, int(low), int(high), log=log, step=int(dimension.step or 1))
     return trial.suggest_float(key, low, high, log=log, step=dimension.step or None)
 
 
-def _points(key: str, dimension: DimensionSection) -> Iterator[Scalar] | list[Scalar]:
+def _points(key: str, dimension: DimensionSection) -> Sequence[Scalar]:
     if dimension.choices:
         return dimension.choices
-    if dimension.step:
-        return [*_stepped(dimension)]
-    if dimension.is_whole and not dimension.log:
-        return [*itertools.islice(range(int(_low(dimension)), int(_high(dimension)) + 1), MAX_COMBINATIONS + 1)]
+    if dimension.step or (dimension.is_whole and not dimension.log):
+        low, high = _ends(dimension)
+        count = round((high - low) / (dimension.step or 1)) + 1
+        return [_value(dimension, number) for number in range(min(count, MAX_COMBINATIONS + 1))]
     hint = 'add a step, or sampler = "random"'
     raise ConfigError("tune.space.{key}: a grid needs choices, or a step", key=key, hint=hint)

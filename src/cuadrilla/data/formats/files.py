@@ -57,8 +57,6 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
 
 
 class Form(NamedTuple):
-    """How a file is read."""
-
     content: str
     packing: str = ""
     """One of `OPENERS`."""
