@@ -29,8 +29,11 @@ class Space:
         """Tries the smallest and the largest of each setting on the run file. Raises ConfigError, with the key and what
         to write instead."""
         if not section.space:
-            hint = "for example, below [tune.space]: optim.lr = {{low = 0.002, high = 0.2, log = true}}"
-            raise ConfigError("tune.space is empty: there is nothing to choose", hint=hint)
+            raise ConfigError(
+                "tune.space is empty: there is nothing to choose",
+                hint="for example, below [tune.space]: {example}",
+                example="optim.lr = {low = 0.002, high = 0.2, log = true}",
+            )
         for key in section.space:
             if key.startswith(NOT_SEARCHED):
                 hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
