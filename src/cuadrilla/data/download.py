@@ -34,7 +34,6 @@ from cuadrilla.data.record import RECORD, UNKNOWN, DownloadRecord, read_records
 from cuadrilla.data.sources import Progress
 from cuadrilla.errors import DataError, LinkError
 from cuadrilla.messages import Message
-from cuadrilla.printable import one_line
 from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, storage_errors, write_json
 from cuadrilla.version import __version__
 
@@ -42,7 +41,6 @@ MAX_TRIES = 6
 """In a row, without a byte."""
 SILENCE_SECONDS = 30.0
 MAX_NAME = 150
-MAX_LICENCE = 200
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _NOT_IN_NAMES = re.compile(r"[^\w .,;()+=&'!@#$%~\[\]{}-]")
 
@@ -240,7 +238,7 @@ def _settle(
             DownloadRecord(
                 url=wanted.url,
                 name=each,
-                licence=one_line(wanted.licence, most=MAX_LICENCE),
+                licence=wanted.licence,
                 num_bytes=path.stat().st_size,
                 sha256=file_sha256(path) if wanted.inside else sha256,
                 date=datetime.now(UTC).isoformat(timespec="seconds"),

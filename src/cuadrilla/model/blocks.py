@@ -29,7 +29,9 @@ def blocks_of(model: nn.Module, *, named: Sequence[str] = ()) -> list[nn.Module]
             hint="its parts are called {names}",
             names=", ".join(name for name, _ in model.named_children()) or "-",
         )
-    found = [block for name in named for block in _members(modules[name])] if named else list(_alike(model))
+    parts = [modules[name] for name in named]
+    found = [block for part in parts for block in (part if isinstance(part, nn.ModuleList) else [part])]
+    found = found if named else list(_alike(model))
     if not found:
         raise TaskError(
             "the model has no list of alike blocks, which model.gradient_checkpointing needs",
@@ -49,10 +51,6 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-
-def _members(module: nn.Module) -> list[nn.Module]:
-    return list(module) if isinstance(module, nn.ModuleList) else [module]
 
 
 def _alike(module: nn.Module) -> Iterator[nn.Module]:
