@@ -1,6 +1,7 @@
 """`cuadrilla eval`: one run as ever, and several models side by side on the same texts."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import choose_step
 
+Measure = Callable[..., Any]
+
 
 @pytest.fixture(scope="session")
 def exported(language: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -25,17 +28,19 @@ def exported(language: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *paths: Path, **wanted: Any) -> Any:
-    monkeypatch.setattr(options, "json", True)
-    capsys.readouterr()
-    evaluate(list(paths), device="cpu", **wanted)
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Measure:
+    def measure(*paths: Path, **wanted: Any) -> Any:
+        monkeypatch.setattr(options, "json", True)
+        capsys.readouterr()
+        evaluate(list(paths), device="cpu", **wanted)
+        return json.loads(capsys.readouterr().out)
+
+    return measure
 
 
-def test_one_run_is_measured_on_its_own_data(
-    language: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = as_json(capsys, monkeypatch, language.path, pairs=20)
+def test_one_run_is_measured_on_its_own_data(language: RunDir, as_json: Measure) -> None:
+    found = as_json(language.path, pairs=20)
     best = min(last_rows(language.metrics), key=lambda row: row["val_loss"])
     assert found["version"] == best["version"]
     assert found["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
@@ -43,15 +48,11 @@ def test_one_run_is_measured_on_its_own_data(
 
 
 def test_a_run_and_its_export_have_the_same_figures(
-    language: RunDir,
-    exported: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    language: RunDir, exported: Path, tmp_path: Path, as_json: Measure
 ) -> None:
     (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
     # The run was trained in fp32; a folder of others takes what is fast here, which may be bf16.
-    found = as_json(capsys, monkeypatch, language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
+    found = as_json(language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
     ours, theirs = found
     assert (ours["version"], theirs["version"]) == (choose_step(language).version, None)
     assert ours["parameters"] == theirs["parameters"]
@@ -66,15 +67,15 @@ def test_a_run_and_its_export_have_the_same_figures(
 
 
 def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
-    language: RunDir, exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    language: RunDir, exported: Path, as_json: Measure, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = as_json(capsys, monkeypatch, exported, language.path)
+    found = as_json(exported, language.path)
     val = read_manifest(language.path.parent / "data").splits["val"]
     for model in found:
         (figure,) = model["figures"]
         assert figure["count"] == val.num_bytes
         assert figure["of"] == f"held-out text of {language.path}"
-    monkeypatch.setattr(options, "json", False)
+    options.json = False
     evaluate([exported, language.path], device="cpu")
     table = capsys.readouterr().out
     assert "bits_per_byte" in table
@@ -82,11 +83,7 @@ def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
 
 
 def test_two_models_are_compared_on_the_same_items(
-    language: RunDir,
-    exported: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    language: RunDir, exported: Path, tmp_path: Path, as_json: Measure
 ) -> None:
     worse = load_hf(exported)
     torch.manual_seed(0)
@@ -95,7 +92,7 @@ def test_two_models_are_compared_on_the_same_items(
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     tokenizer = language.path / read_run_config(language).data.folder / TOKENIZER
     save_hf(worse, tmp_path / "worse", tokenizer_path=tokenizer)
-    ours, theirs = as_json(capsys, monkeypatch, language.path, tmp_path / "worse")
+    ours, theirs = as_json(language.path, tmp_path / "worse")
     (row,) = theirs["differences"]
     values = [each["figures"][0]["value"] for each in (ours, theirs)]
     assert row["value"] == pytest.approx(values[1] - values[0])

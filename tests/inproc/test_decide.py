@@ -71,7 +71,8 @@ def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Pat
     why = f"read 2.0 times, {steps:.0f} steps each time"
     assert ["optim.weight_decay", f"{decay:g}", *why.split()] in [line.split() for line in shown.stdout.splitlines()]
     done = command("train", path, "--stop-at", "3")
-    assert f"note       optim.weight_decay: {decay:g}: {why}" in done.stderr
+    assert "weight_decay" not in done.stderr
+    assert f"optim.weight_decay is {decay:g}: {why}" in (run.logs / "log.coordinator.txt").read_text()
     assert decay_of(run) == decay
     done = command("train", path, "--stop-at", "5", "--set", "train.epochs=1.5", "--allow-changes")
     assert "changed" not in done.stderr
@@ -113,7 +114,8 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
     assert shown["train.batch_sequences"] == ["8", "1,024", "tokens", "a", "step,", "of", "4,000"]
     assert shown["train.unit_sequences"][0] == "1"
     done = command("train", path, "--stop-at", "2")
-    assert "note       train.batch_sequences: 8: 1,024 tokens a step, of 4,000" in done.stderr
+    assert "train.batch_sequences" not in done.stderr
+    assert "train.batch_sequences is 8: 1,024 tokens a step, of 4,000" in (run.logs / "log.coordinator.txt").read_text()
     assert sizes_of(run) == (128, 8, 1)
     done = command("train", path, "--set", "train.tokens=9000000", "--allow-changes", "--stop-at", "3")
     assert "train.batch_sequences" not in done.stderr

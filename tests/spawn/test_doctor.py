@@ -66,24 +66,19 @@ def test_the_report_is_short_plain_text_without_what_variables_hold() -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"cuadrilla {__version__}, Python ")
     assert "numpy " in lines[1]
-    assert any(line.startswith("ok       machine.system ") for line in lines)
-    assert (
-        "warning  machine.variables    OMP_NUM_THREADS=many: it is no number of threads -> unset OMP_NUM_THREADS"
-        in lines
-    )
+    assert any(line.startswith(" ✔ machine.system ") for line in lines)
+    found = lines.index(" ! machine.variables    OMP_NUM_THREADS=many: it is no number of threads")
+    assert lines[found + 1] == "     type here:  unset OMP_NUM_THREADS"
     assert "not-for-anybody" not in done.stdout
     assert len(lines) < 60
 
 
-def test_it_is_read_without_colour_in_two_languages() -> None:
+def test_it_is_read_without_colour_in_spanish() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
     done = cuadrilla("doctor", "--timeout", "0.1", env=environment)
     assert " ! machine.variables    OMP_NUM_THREADS=many: no es un número de hilos\n" in done.stdout
     assert "     escribe aquí:  unset OMP_NUM_THREADS\n" in done.stdout
     assert "\x1b" not in done.stdout
-    english = cuadrilla("doctor", "--timeout", "0.1", env={**environment, "LANGUAGE": "en"})
-    assert " ✔ machine.memory" in english.stdout
-    assert "     type here:  unset OMP_NUM_THREADS\n" in english.stdout
     del environment["OMP_NUM_THREADS"]
     assert "OMP_NUM_THREADS" not in cuadrilla("doctor", "--timeout", "0.1", env=environment).stdout
 

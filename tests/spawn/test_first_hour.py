@@ -50,7 +50,12 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
     wait_for(again.shows(r"\d+ % done"), again.process)
     again.types(CTRL_C)
     assert again.process.wait(timeout=150) == 130
-    assert [row["complete"] for row in read_jsonl(RunDir(tmp_path / "mio").events) if row["event"] == "finished"] == [
-        False,
-        False,
-    ]
+    ends = [row["complete"] for row in read_jsonl(RunDir(tmp_path / "mio").events) if row["event"] == "finished"]
+    assert ends == [False, False]
+
+
+def test_an_invite_is_taken_that_was_pasted_before_it_is_asked_for(at_terminal: Callable[..., Terminal]) -> None:
+    joins = at_terminal("join")
+    joins.types(b"cuadrilla1.not-an-invite\n")
+    assert joins.process.wait(timeout=60) == 5
+    wait_for(joins.shows("this is not an invite"))

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from cuadrilla.cli import output
-from cuadrilla.cli.get import get_command
+from cuadrilla.cli.data import get_command
 from cuadrilla.errors import CuadrillaError
 from tests.commands import COMMAND, wait_for
 from tests.inproc.test_get_folder import archive

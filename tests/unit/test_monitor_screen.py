@@ -86,6 +86,8 @@ def test_a_crew() -> None:
     assert head == (
         "10:00:00  mío  running  step 1,318  loss 4.111  held-out 1.290 bits/byte  42,700 tokens/s  workers: 2"
     )
+    [far, *_] = lines(run_screen(CREW | {"num_steps": 2000, "left_seconds": 300.0}, clock="10:00:00"))
+    assert "running  step 1,318 of 2,000 (66%)  5 min left  loss 4.111" in far
     heads = "machine device phase share tokens/s waits CPU memory GPU GPU memory °C up down round trip lag last word"
     assert names.split() == heads.split()
     shown = "pc cuda sending 50 % 1,234 7 % 50 % - 97 % 9.8/12.0 GiB 68 110.0 MB/s 50 kB/s 4 ms 3 s ! loss is nan"

@@ -107,7 +107,7 @@ def test_the_model_its_text_and_notes_of_it(run: RunDir) -> None:
     write_json(run.config, {"values": {"data": {"folder": "data"}}, "origins": {}, "parameters": 22})
     run.notes.write_bytes(b"uno\r\n\xff" + b"x" * 2 * MAX_NOTES_BYTES)
     found = about(run)
-    assert (found["parameters"], found["data"]["vocabulary"]) == (22, 300)
+    assert (found["parameters"], found["data"]["vocab_size"]) == (22, 300)
     assert found["notes"].startswith("uno\n\ufffdx")
     assert len(found["notes"]) == MAX_NOTES_BYTES
 

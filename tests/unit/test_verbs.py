@@ -38,14 +38,6 @@ def test_a_word_of_another_program_names_the_command(
     assert f"hint: cuadrilla {INSTEAD[word]}\n" in capsys.readouterr().err
 
 
-def test_help_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["cuadrilla", "help", "kick"])
-    assert run() == 0
-    said = capsys.readouterr().out
-    assert "Remove a machine" in said
-    assert "--json, --debug and --lang" in said
-
-
 def test_the_list_knows_the_commands_without_importing_them() -> None:
     commands = get_command(command_line([])).commands
     assert {name for name, command in commands.items() if command.hidden} == {"work", "work-on"}

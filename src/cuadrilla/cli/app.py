@@ -31,7 +31,7 @@ from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a path can be that no code can foresee; anything else is reported as ours."""
-EVERYWHERE = Message("--json, --debug and --lang en|es go with every command.")
+EVERYWHERE = Message("With every command: --json for data, --debug for tracebacks, --lang en|es.")
 HELP = Message("Show this message and exit.")
 UsageError: Any = typer.BadParameter.__base__
 HEADINGS = {
@@ -41,6 +41,7 @@ HEADINGS = {
     "DEFAULT_STRING": Message("[default: {}]"),
     "REQUIRED_LONG_STRING": Message("[required]"),
 }
+USAGE, METAVARS = Message("Usage:"), (Message("[OPTIONS]"), Message("COMMAND [ARGS]..."))
 log = logging.getLogger(__name__)
 
 
@@ -62,16 +63,11 @@ def _show_version(value: bool) -> None:
 
 
 def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Tables and results as JSON.")] = False,
-    _lang: Annotated[str, typer.Option("--lang", metavar="en|es", help="Language (default: the system's).")] = "",
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="A child that coordinates.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    options.debug |= debug
-    options.json |= json
     options.supervised = supervised
     if supervised:
         end_with_parent()
@@ -192,12 +188,13 @@ def _without_language(words: Sequence[str]) -> list[str]:
 def translate_help(command: Any, reads: str) -> None:
     """Translate a command as Typer has made it, its options and its subcommands."""
     for part in (command, *command.params):
-        for name in ("help", "rich_help_panel"):
+        for name in ("help", "rich_help_panel", "options_metavar", "subcommand_metavar"):
             if text := getattr(part, name, None):
                 setattr(part, name, translated(inspect.cleandoc(text), reads))
+    usage = command.get_usage
+    command.get_usage = lambda context: usage(context).replace(USAGE, translated(USAGE, reads), 1)
     command.get_help_option(typer.Context(command)).help = translated(HELP, reads)
-    if not getattr(command, "commands", None):
-        command.epilog = translated(EVERYWHERE, reads)
+    command.epilog = translated(EVERYWHERE, reads)
     for inner in getattr(command, "commands", {}).values():
         translate_help(inner, reads)
 
@@ -217,6 +214,8 @@ def _usage(error: Any) -> ConfigError:
     parameter = getattr(error, "param", None)
     if option := getattr(error, "option_name", ""):
         return ConfigError("{name}: no such option, or a value is missing", name=option, hint=hint, of=of)
+    if parameter is None and (commands := getattr(error.ctx and error.ctx.command, "commands", None)):
+        return ConfigError("no such command; {of} has: {names}", names=", ".join(commands), hint=hint, of=of)
     if parameter is None:
         return ConfigError("{reason}", reason=error.format_message(), hint=hint, of=of)
     if not error.message:

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit_json, emit_table, options
+from cuadrilla.cli.output import emit_table, options
 from cuadrilla.config import Config, Section
 from cuadrilla.messages import Message, language, shown
-from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import dump, leaves, read_run_file, resolve
 
@@ -17,30 +16,31 @@ SIZES = ("layers", "heads", "width", "context")
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
 AllowChanges = Annotated[
-    bool, typer.Option("--allow-changes", help="Resume with another learning rate, batch or length.")
+    bool, typer.Option("--allow-changes", help="Resume with another learning rate, schedule or length.")
 ]
 
 
+def folder_of(run: Path) -> RunDir:
+    """The folder of a run that is named by it, or by its run file."""
+    return RunDir((run.parent if run.is_file() else run).resolve())
+
+
 def show_config(run: Path, sets: list[str]) -> None:
-    """Every value of a run and where it comes from: default, file or --set."""
+    """Every value of a run and where it comes from: default, file or --set, or why it was decided so."""
+    from cuadrilla.plan.decide import decide
+
     resolved = read_run_file(run, sets=sets)
-    folder = RunDir(run if run.is_dir() else run.parent)
-    config, decisions = decide(resolved.config, folder)
-    values = dump(config)
-    if options.json:
-        effective = dict(zip(SIZES, config.model.shape, strict=True))
-        emit_json({"values": values, "origins": resolved.origins, "model": effective})
-        return
+    config, decisions = decide(resolved.config, folder_of(run))
     filled = dict(zip([f"model.{size}" for size in SIZES], config.model.shape, strict=True))
     reasons = {decision.key: decision.reason for decision in decisions}
     rows = []
-    for name, value in leaves(values).items():
+    for name, value in leaves(dump(config)).items():
         origin = resolved.origins[name]
         if name.startswith("tune.space.") and origin == "default":  # of no interest
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"
-        rows.append({"key": name, "value": repr(value), "origin": reasons.get(name, origin)})
+        rows.append({"key": name, "value": value if options.json else repr(value), "origin": reasons.get(name, origin)})
     emit_table(rows, folded=("value",))
 
 

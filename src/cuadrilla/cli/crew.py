@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from cuadrilla.cli.config import AllowChanges, RunFile, Sets
+if sys.platform != "win32":
+    import termios
+
+from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
 from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
-from cuadrilla.cli.train import report_outcome, train_and_show
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
-from cuadrilla.crew.run import all_ranks
 from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
@@ -84,10 +85,11 @@ def up(
     chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
     resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
     assert isinstance(resolved.config.engine, CrewEngine)
-    folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    folder = folder_of(run)
     dialled = str(Address.parse(address, port=listens.port)) if address else ""
     opened = partial(show_opened, folder=folder.path, address=dialled, uses=uses)
     under_a_parent(folder, listen=str(listens))
+    from cuadrilla.cli.train import report_outcome, train_and_show
     from cuadrilla.crew.up import Opening
 
     began = time.monotonic()
@@ -203,16 +205,19 @@ def join(
     if forget:
         leave(address)
         return
+    home, place = Home.of_user(), find_place()
+    leads = place is None or place.leads
+    invited = read_invite(home, address, invite_file, anew=new) if leads else None
     from cuadrilla.crew.bundle import adopt
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules, set_priority
     from cuadrilla.crew.node import Node
+    from cuadrilla.crew.run import all_ranks
 
     if devices:
         choose_uses(devices)  # before the invite is used up
     rules = OwnerRules(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
     set_priority(rules)
-    place = find_place()
     if place is not None and devices:
         raise ConfigError(
             "torchrun has started {ranks} processes, which are one worker over the crew link, each on its own device",
@@ -220,16 +225,15 @@ def join(
             hint="join without --devices, or without torchrun",
         )
     with all_ranks(place) as island:
-        if island is not None and not island.place.leads:
+        if island is not None and not leads:
             from cuadrilla.crew.island import follow
 
             set_up_logging(None, worker=f"rank-{island.place.rank}", verbose=options.debug)
             follow(island, threads=threads)
             return
-        home = Home.of_user()
         if data is not None:
             adopt(data, home=home)
-        crew = joined_crew(home, address, name=name, invite_file=invite_file, anew=new)
+        crew = joined_crew(home, address, name=name, invited=invited)
         policy = IdlePolicy(rules, home=home, root=os.getppid() if island else None)
         node = Node(home=home, crew=crew, tell=say, report=say, idle_policy=policy)
         if island is not None:
@@ -297,21 +301,41 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     emit(run_worker(node, replace(use, name=name)))
 
 
-def joined_crew(home: Home, address: str, *, name: str, invite_file: TextIO | None, anew: bool = False) -> Joined:
-    """The crew to work for, by an invite if this machine has not joined it, or joins `anew`; begins the log."""
+def read_invite(home: Home, address: str, file: TextIO | None, *, anew: bool = False) -> str | None:
+    """What lets this machine into a crew; None if it is in one, unless it joins `anew`.
+
+    Asked before anything else is imported: who has copied it pastes at once.
+    """
+    if not anew and file is None and home.find_crew(address) is not None:
+        return None
+    return _typed_unseen() if file is None and sys.stdin.isatty() else (file or sys.stdin).read()
+
+
+def _typed_unseen() -> str:
+    """A line from the terminal. `getpass` would throw away what was pasted before it asks."""
+    asked = shown(Message("invite (not shown): "), language())
+    if sys.platform == "win32":  # where it throws nothing away
+        return getpass(asked, stream=sys.stderr)
+    keyboard = sys.stdin.fileno()
+    usual = termios.tcgetattr(keyboard)
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, [*usual[:3], usual[3] & ~termios.ECHO, *usual[4:]])
+    try:
+        print(asked, end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline()
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, usual)
+        print(file=sys.stderr)
+
+
+def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> Joined:
+    """The crew to work for, by an invite if there is one; begins the log."""
     from cuadrilla.crew.enrol import enrol
 
-    crew = None if anew or invite_file else home.find_crew(address)
+    crew = home.find_crew(address) if invited is None else None
     if crew is None:
-        crew = enrol(home, _read_invite(invite_file), address=address, name=name, report=say)
+        crew = enrol(home, invited or "", address=address, name=name, report=say)
     set_up_logging(None, worker=crew.name, verbose=options.debug)
     return crew
-
-
-def _read_invite(file: TextIO | None) -> str:
-    if file is None and sys.stdin.isatty():
-        return getpass(shown(Message("invite (not shown): "), language()), stream=sys.stderr)
-    return (file or sys.stdin).read()
 
 
 def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monitor` shows.")]) -> None:

@@ -1,18 +1,19 @@
 """`cuadrilla dashboard`: runs and their machines in a browser of this machine, or a run as one page in a file."""
 
 import secrets
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cuadrilla.cli.config import folder_of
 from cuadrilla.cli.output import emit, say
-from cuadrilla.cli.serve import Host, PortNumber, address_of, require_serving
-from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.cli.serve import Host, PortNumber, listening
+from cuadrilla.errors import ConfigError
 from cuadrilla.home import Home
+from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
-from cuadrilla.rundir import RunDir
 
 
 def dashboard(
@@ -33,31 +34,25 @@ def dashboard(
     if save is not None:
         _save(places or [Path()], save)
         return
-    require_serving()
-    from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
-    from cuadrilla.monitor.web.runs import Runs
-    from cuadrilla.serve.edge import Edge
-    from cuadrilla.serve.listen import listen, open_port, read_key, url_of
+    hint = Message(
+        "listen on 127.0.0.1, and look from another machine through `ssh -L 8047:127.0.0.1:8047 THIS_MACHINE`;"
+        " in a container: --token-file FILE"
+    )
+    with listening(host, port, token_file, hint=hint) as (listener, key):
+        from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
+        from cuadrilla.monitor.web.runs import Runs
+        from cuadrilla.serve.edge import Edge
+        from cuadrilla.serve.listen import listen, url_of
 
-    address = address_of(host, port)
-    if not address.is_loopback and token_file is None:
-        raise LinkError(
-            "{address} can be reached by others",
-            address=address,
-            hint="listen on 127.0.0.1, and look from another machine through `ssh -L 8047:127.0.0.1:8047 THIS_MACHINE`;"
-            " in a container: --token-file FILE",
-        )
-    token = secrets.token_urlsafe(32) if token_file is None else read_key(token_file)
-    shown = Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
-    with closing(open_port(address)) as listener:
+        token, shown = secrets.token_urlsafe(32), Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
         for name in shown.runs.names()[:1]:
             shown.runs.watched(name)  # so that the first page need not wait
         listen(
-            Edge(shown.app, key=token, open_to_all=WITHOUT_TOKEN),
+            Edge(shown.app, key=key or token, open_to_all=WITHOUT_TOKEN),
             listener=listener,
             around=nullcontext(),
             ending=shown.drain,
-            ready=lambda: _tell(url_of(listener), shown.runs.names(), token="" if token_file else token),
+            ready=lambda: _tell(url_of(listener), shown.runs.names(), token="" if key else token),
         )
 
 
@@ -65,8 +60,7 @@ def _save(places: list[Path], page: Path) -> None:
     """Raises ConfigError."""
     if len(places) != 1:
         raise ConfigError("--save writes the page of one run", hint="cuadrilla dashboard RUN --save report.html")
-    run = places[0]
-    save_page(RunDir(run.parent if run.is_file() else run), page)
+    save_page(folder_of(places[0]), page)
     say("open it in a browser: {address}", address=page.resolve().as_uri())
     emit("{page}", page=page)
 

@@ -1,23 +1,23 @@
-"""`cuadrilla data`: prepare text for training, and look at what was prepared."""
+"""`cuadrilla data`: fetch corpora, prepare text for training, and look at what was prepared."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.get import get_command
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
-from cuadrilla.cli.stages import shown_progress
-from cuadrilla.data.folder import Manifest, Source, Split, read_manifest, verify_folder
+from cuadrilla.cli.progress import shown_progress
+from cuadrilla.data.folder import Manifest, read_manifest, verify_folder
 from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
-from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.rundir import typed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only `get` needs HTTP
+    from cuadrilla.data.download import Fetched
     from cuadrilla.data.executor import Workers
 
 MAX_ROWS = 20
@@ -30,45 +30,99 @@ SOURCES_HELP = (
 )
 
 app = typer.Typer(no_args_is_help=True)
-app.command("get")(get_command)
 
-VocabOption = Annotated[
-    int, typer.Option("--vocab", min=MIN_VOCAB, max=MAX_VOCAB, help="Tokens of the vocabulary to train.")
-]
-ValFractionOption = Annotated[
-    float, typer.Option("--val-fraction", min=0.0001, max=0.5, help="Fraction of the text to hold out.")
-]
-TokenizerOption = Annotated[
-    Path | None, typer.Option("--tokenizer", help="Use this tokenizer.json instead of training one.")
-]
-ValOption = Annotated[
-    list[str] | None, typer.Option("--val", help="A file or folder to hold out, instead of a random part.")
-]
-ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", min=1, max=256, help="Processes that share the work (one for each core).")
-]
-DaskOption = Annotated[
-    str | None, typer.Option("--dask", metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
-]
+
+@app.command("get")
+def get_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME|ADDRESS", help="Names from the catalogue (--list), https:// addresses."),
+    ] = None,
+    to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
+    sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
+    show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
+) -> None:
+    """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
+    if show:
+        _show_catalogue()
+        return
+    if not names:
+        raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
+    done = fetched(names, to=to, sha256=sha256.strip().lower())
+    emit_table([_fetched_row(each) for each in done], most=MAX_ROWS)
+    folders = sorted({each.folder for each in done})
+    say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(folder) for folder in folders))
+
+
+def fetched(names: Sequence[str], *, to: Path, sha256: str = "") -> "list[Fetched]":
+    """What these names and addresses stand for, below the folder `to`. Raises as `fetch`, and ConfigError."""
+    from cuadrilla.data.catalogue import resolve
+    from cuadrilla.data.download import fetch
+
+    wanted = [resolve(name, sha256=sha256) for name in names]
+    try:
+        with shown_progress() as progress:
+            return [fetch(each, to=to, progress=progress, report=say) for each in wanted]
+    except KeyboardInterrupt:
+        say(
+            "interrupted; what has arrived is kept in {folder} if the server can resume; run the same command",
+            folder=typed(to),
+        )
+        raise
+
+
+def _show_catalogue() -> None:
+    from cuadrilla.data.catalogue import CATALOGUE
+
+    if options.json:
+        keys = ("what", "url", "licence", "about_bytes", "size", "inside")
+        emit_json([{"name": name, **{key: getattr(of, key) for key in keys}} for name, of in CATALOGUE.items()])
+        return
+    for name, corpus in CATALOGUE.items():
+        emit("{name:15}{what}", name=name, what=corpus.what)
+        emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence)
+        emit("               {address}", address=corpus.url)
+
+
+def _fetched_row(fetched: "Fetched") -> dict[str, Any]:
+    first, *others = fetched.records
+    shown: dict[str, Any] = {
+        "file": f"{len(others) + 1:,} files" if others else str(fetched.folder / first.name),
+        "bytes": sum(record.num_bytes for record in fetched.records),
+        "sha256": first.sha256 if options.json else first.sha256[:12],
+        "licence": first.licence,
+        "state": "already there" if fetched.already else "fetched",
+    }
+    return {**shown, "folder": str(fetched.folder), "url": first.url} if options.json else shown
 
 
 @app.command("prepare")
 def prepare_command(
     sources: Annotated[list[str], typer.Argument(help=SOURCES_HELP)],
-    out: Annotated[Path, typer.Option("--out", help="The data folder to write.")] = Path("data"),
-    vocab: VocabOption = DEFAULT_VOCAB,
-    val_fraction: ValFractionOption = DEFAULT_VAL_FRACTION,
-    val: ValOption = None,
-    tokenizer: TokenizerOption = None,
+    out: Annotated[Path, typer.Option(help="The data folder to write.")] = Path("data"),
+    vocab: Annotated[
+        int, typer.Option(min=MIN_VOCAB, max=MAX_VOCAB, help="Tokens of the vocabulary to train.")
+    ] = DEFAULT_VOCAB,
+    val_fraction: Annotated[
+        float, typer.Option(min=0.0001, max=0.5, help="Fraction of the text to hold out.")
+    ] = DEFAULT_VAL_FRACTION,
+    val: Annotated[
+        list[str] | None, typer.Option(help="A file or folder to hold out, instead of a random part.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[
-        str, typer.Option("--field", help="The .jsonl field or .parquet column that holds the text.")
+        str, typer.Option(help="The .jsonl field or .parquet column that holds the text.")
     ] = DEFAULT_FIELD,
     keep_all: Annotated[
         bool, typer.Option("--keep-all", help="Keep near-duplicates, and documents that look like no text.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a folder prepared from other text.")] = False,
-    processes: ProcessesOption = None,
-    dask: DaskOption = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Processes that share the work (one for each core).")
+    ] = None,
+    dask: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
+    ] = None,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write tokens."""
     wanted = PrepareOptions(
@@ -137,45 +191,37 @@ def _report(prepared: Prepared, *, out: Path) -> None:
 
 
 def _emit_manifest(manifest: Manifest, *, folder: Path, head: Mapping[str, Any] | None = None) -> None:
-    splits = [_split_row(name, split) for name, split in manifest.splits.items()]
-    by_source = [_source_row(source) for source in manifest.sources]
+    splits: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "documents": split.num_documents,
+            "bytes": split.num_bytes,
+            "tokens": split.num_tokens,
+            "bytes_per_token": round(split.num_bytes / max(1, split.num_tokens), 3),
+        }
+        for name, split in manifest.splits.items()
+    ]
+    sources: list[dict[str, Any]] = [
+        {
+            "name": source.name,
+            "documents": sum(source.documents.values()),
+            "held_out_documents": source.documents.get("val", 0),
+            "bytes": source.num_bytes,
+            "encoding": source.encoding,
+            "licence": source.licence,
+        }
+        for source in manifest.sources
+    ]
     if options.json:
         about = {"folder": str(folder), "manifest_hash": manifest.hash(), "vocab_size": manifest.vocab_size}
         more = {"dtype": manifest.dtype, "options": manifest.options, "counts": manifest.counts}
-        emit_json({**about, **(head or {}), **more, "splits": splits, "sources": by_source})
+        emit_json({**about, **(head or {}), **more, "splits": splits, "sources": sources})
         return
     emit_table(splits)
     emit("")
-    shown = ("name", "documents", "held_out_documents", "bytes", "encoding")
-    emit_table([{key: row[key] for key in shown} for row in by_source], most=MAX_ROWS)
+    emit_table(sources, most=MAX_ROWS)
     if manifest.counts:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "number": number} for name, number in manifest.counts.items()])
-    emit("")
-    emit(
-        "vocabulary {size:,} ({dtype}), manifest {hash}",
-        size=manifest.vocab_size,
-        dtype=manifest.dtype,
-        hash=manifest.hash()[:12],
-    )
-
-
-def _split_row(name: str, split: Split) -> dict[str, Any]:
-    return {
-        "name": name,
-        "documents": split.num_documents,
-        "bytes": split.num_bytes,
-        "tokens": split.num_tokens,
-        "bytes_per_token": round(split.num_bytes / max(1, split.num_tokens), 3),
-    }
-
-
-def _source_row(source: Source) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "documents": sum(source.documents.values()),
-        "held_out_documents": source.documents.get("val", 0),
-        "bytes": source.num_bytes,
-        "encoding": source.encoding,
-        "licence": source.licence,
-    }
+    told = "\nvocabulary {size:,} ({dtype}), manifest {hash}"
+    emit(told, size=manifest.vocab_size, dtype=manifest.dtype, hash=manifest.hash()[:12])

@@ -12,7 +12,7 @@ import typer
 from cuadrilla.cli.evaluate import judged
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
-from cuadrilla.cli.stages import shown_progress
+from cuadrilla.cli.progress import shown_progress
 from cuadrilla.cli.train import train_and_show
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE

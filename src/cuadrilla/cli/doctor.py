@@ -2,9 +2,10 @@
 
 import importlib.metadata
 import itertools
+import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.host.devices import Device
 from cuadrilla.link.address import Address
+from cuadrilla.messages import ENGLISH, VARIABLES
 from cuadrilla.version import __version__
 
 Found = tuple[str, Finding]
@@ -52,12 +54,11 @@ def doctor(
     head = Address.parse(address) if address else None
     here = this_machine(port=port, devices_seconds=timeout)
     looking = itertools.chain(examine(here), _way(head) if head else ())
-    found = [*looking] if options.json or report else _show(looking)
+    if report:  # for who helps
+        os.environ[VARIABLES[0]] = ENGLISH
+    found = [*looking] if options.json else _show(looking, head=_versions() if report else [f"cuadrilla {__version__}"])
     if options.json:
         emit_json(findings_data(found, here.devices))
-    elif report:
-        for line in report_lines(found):
-            emit("{line}", line=line)
     if any(each.level == "failure" for _, each in found):
         raise typer.Exit(EnvironmentProblem.exit_code)
 
@@ -70,11 +71,11 @@ def _way(address: Address) -> Iterator[Found]:
 
 def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str, Any]:
     """The findings and devices as data. Texts are English."""
-    failures, warnings = _counts(found)
+    levels = Counter(each.level for _, each in found)
     return {
         "cuadrilla": __version__,
-        "failures": failures,
-        "warnings": warnings,
+        "failures": levels["failure"],
+        "warnings": levels["warning"],
         "devices": [asdict(device) for device in devices],
         "findings": [
             {"check": name, **asdict(each), "fields": dict(getattr(each.cause, "fields", {}))} for name, each in found
@@ -82,31 +83,19 @@ def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str
     }
 
 
-def _counts(found: Sequence[Found]) -> tuple[int, int]:
-    levels = [each.level for _, each in found]
-    return levels.count("failure"), levels.count("warning")
+def _versions() -> list[str]:
+    """What explains most problems. Neither variables nor files of a run are read."""
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    packages = ", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed)
+    return [f"cuadrilla {__version__}, Python {platform.python_version()}, {platform.platform()}", packages]
 
 
-def report_lines(found: Sequence[Found]) -> Iterator[str]:
-    """Versions and findings, in English. Neither variables nor files of a run are read."""
-    yield f"cuadrilla {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield ", ".join(_versions())
-    for name, each in found:
-        remedy = " | ".join(part for part in (each.command, each.remedy) if part and each.level != "ok")
-        yield f"{each.level:8} {name:20} {each.cause}" + (f" -> {remedy}" if remedy else "")
-
-
-def _versions() -> Iterator[str]:
-    for name in REPORTED:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            yield f"{name} {importlib.metadata.version(name)}"
-
-
-def _show(looking: Iterable[Found]) -> list[Found]:
+def _show(looking: Iterable[Found], *, head: Sequence[str]) -> list[Found]:
     """A line for each finding as it is found, and under it what to do: readable without colour."""
     unicode = (stdout().encoding or "").lower().startswith("utf")
     marks, found = MARKS if unicode else PLAIN_MARKS, []
-    emit("cuadrilla {version}", version=__version__)
+    for line in head:
+        emit("{line}", line=line)
     for name, each in looking:
         found.append((name, each))
         emit(" {mark} {check:20} {cause}", mark=marks[each.level], check=name, cause=each.cause)
@@ -114,6 +103,6 @@ def _show(looking: Iterable[Found]) -> list[Found]:
             emit("     {place}:  {command}", place=PLACES[each.shell], command=each.command)
         if each.level != "ok" and each.remedy:
             emit("     {remedy}", remedy=each.remedy)
-    failures, warnings = _counts(found)
-    emit("{failures} broken, {warnings} to look at", failures=failures, warnings=warnings)
+    levels = Counter(each.level for _, each in found)
+    emit("{failures} broken, {warnings} to look at", failures=levels["failure"], warnings=levels["warning"])
     return found

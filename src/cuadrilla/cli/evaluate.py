@@ -11,7 +11,7 @@ import typer
 
 from cuadrilla.cli.model import Device, Newest, about
 from cuadrilla.cli.output import emit, emit_json, emit_table, named, options, say
-from cuadrilla.cli.stages import shown_progress
+from cuadrilla.cli.progress import shown_progress
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
 
@@ -30,7 +30,6 @@ def evaluate(
         list[Path],
         typer.Argument(metavar="RUN...", help="Trained runs, or folders in Hugging Face's layout; several compare."),
     ],
-    sequences: Annotated[int, typer.Option(min=0, help="Held-out sequences to use (0: all).")] = 0,
     stories: Annotated[int, typer.Option(min=0, help="Built-in stories: generate this many and check them.")] = 0,
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,
     text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
@@ -44,34 +43,25 @@ def evaluate(
     if len(models) == 1 and run is not None and not text:
         trained = load_trained(run, device=device, newest=newest)
         say(about(trained))
-        _say_on_what(trained, sequences)
-        result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=sequences)}
+        _say_on_what(trained)
+        result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=0)}
         if stories or pairs:
             result |= judged(trained, stories=stories, pairs=pairs)
             del result["examples"]
         _show(result)
         return
-    if stories or sequences:
-        raise ConfigError(
-            "{name} works only with one run on its own data",
-            name="--stories" if stories else "--sequences",
-            path=models[0],
-            hint="leave it out, or evaluate {path} alone",
-        )
+    if stories:
+        hint = "leave it out, or evaluate {path} alone"
+        raise ConfigError("--stories works only with one run on its own data", path=models[0], hint=hint)
     tests = _open_tests(models, texts=text or [], pairs=pairs)
     _compare(models, tests, device=device, newest=newest)
 
 
-def _say_on_what(trained: "Trained", sequences: int) -> None:
+def _say_on_what(trained: "Trained") -> None:
     """Why its figures are others than those of the training."""
     total, then = len(trained.task.data("val")), trained.config.evaluate.sequences
-    if total:
-        say(
-            "on {number:,} of {total:,} held-out sequences; in training on {then:,}",
-            number=min(sequences or total, total),
-            total=total,
-            then=min(then or total, total),
-        )
+    if 0 < then < total:
+        say("on all {total:,} held-out sequences; in training on {then:,}", total=total, then=then)
 
 
 def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
@@ -109,19 +99,18 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
     for path in paths:
         model = open_model(path, device=device, newest=newest)
         say("{path}: {model}", path=path, model=about(model))
-        found = []
+        found: list[Figure] = []
         with shown_progress() as progress:
             for name, test in tests:
                 progress(name, 0, 0)
                 found.append(test(model))
         figures.append(found)
-        size = sum(parameter.numel() for parameter in model.model.parameters())
-        measured.append({"model": str(path), "version": model.step and model.step.version, "parameters": size})
-    differences = _differences(figures)
+        row: dict[str, Any] = {"model": str(path), "version": model.step and model.step.version}
+        row["parameters"] = sum(parameter.numel() for parameter in model.model.parameters())
+        row["figures"] = [{key: x for key, x in asdict(each).items() if key != "items"} for each in found]
+        row["differences"] = _differences(found, figures[0])
+        measured.append(row)
     if options.json:
-        for row, found, differs in zip(measured, figures, differences, strict=True):
-            row["figures"] = [{key: x for key, x in asdict(each).items() if key != "items"} for each in found]
-            row["differences"] = differs
         emit_json(measured)
         return
     sizes = {row["model"]: row["parameters"] for row in measured}
@@ -130,13 +119,10 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
         shown = {row["model"]: _shown(each.value, error=each.margin) for row, each in zip(measured, same, strict=True)}
         rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
     emit_table(rows)
-    for path, each in ((path, each) for path, differs in zip(paths, differences, strict=True) for each in differs):
-        emit(
-            "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)",
-            path=path,
-            first=paths[0],
-            **{key: each[key] for key in ("name", "of", "value", "low", "high")},
-        )
+    told = "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)"
+    for row in measured:
+        for differs in row["differences"]:
+            emit(told, path=row["model"], first=paths[0], **differs)
     say("± is half of the 95 % interval; --json has sums, counts and both ends")
 
 
@@ -169,7 +155,7 @@ def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> 
 
 def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:
     """The first run's held-out text, for all if no other is given: its name and its documents."""
-    from cuadrilla.data.folder import MANIFEST, TOKENIZER
+    from cuadrilla.data.folder import TOKENIZER, read_manifest
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.runfile import read_run_config
     from cuadrilla.train.eval_metrics import held_out_texts
@@ -180,26 +166,19 @@ def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]
         hint = "name a trained run, or a text with --text"
         raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=paths[0], hint=hint)
     folder = run.path / read_run_config(run).data.folder
-    if not (folder / MANIFEST).exists():
-        raise ConfigError(
-            "{folder}, the data of {path}, does not exist",
-            folder=folder,
-            path=run.path,
-            hint="measure on a text: --text FILE",
-        )
+    read_manifest(folder)  # which says it better than its tokenizer, if they are not there
     name = Message("held-out text of {path}", path=run.path)
     return name, partial(held_out_texts, folder, Tokenizer.load(folder / TOKENIZER))
 
 
-def _differences(figures: "Sequence[Sequence[Figure]]") -> list[list[dict[str, Any]]]:
-    """How each model differs from the first one, for each figure of which both have the same items."""
-    from cuadrilla.train import eval_metrics
+def _differences(found: "Sequence[Figure]", first: "Sequence[Figure]") -> list[dict[str, Any]]:
+    """How a model differs from the first one, for each figure of which both have the same items."""
+    from cuadrilla.train.eval_metrics import difference
 
-    rows: list[list[dict[str, Any]]] = [[]]
-    for found in figures[1:]:
-        pairs = ((figure, eval_metrics.difference(figure, of)) for figure, of in zip(found, figures[0], strict=True))
-        rows.append([{"name": figure.name, "of": figure.of, **asdict(each)} for figure, each in pairs if each])
-    return rows
+    if found is first:
+        return []
+    pairs = ((figure, difference(figure, of)) for figure, of in zip(found, first, strict=True))
+    return [{"name": figure.name, "of": figure.of, **asdict(each)} for figure, each in pairs if each]
 
 
 def _shown(value: object, *, error: object = None) -> object:

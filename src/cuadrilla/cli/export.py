@@ -19,11 +19,6 @@ Run = Annotated[Path, typer.Argument(help="A trained run folder.")]
 CARD = "README.md"
 
 
-@app.callback()
-def group() -> None:
-    """Write a run's language model in formats that other programs open."""
-
-
 @app.command("hf")
 def export_hf(
     run: Run,

@@ -11,8 +11,8 @@ import typer
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import SCHEMA, ModelSection
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import RunDir, make_private, storage_errors, typed, write_atomic, write_json
-from cuadrilla.runfile import dump, read_run_file, seen_from
+from cuadrilla.rundir import storage_errors, typed, write_json
+from cuadrilla.runfile import dump, make_run, read_run_file, seen_from
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
@@ -46,10 +46,8 @@ def import_model(
     found = read_pretrained(source, trust=trust)
     work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
-        make_private(work)
+        made = make_run(work, run_file_text(found.model.config, data=data))
         save_pretrained(found, work / MODEL_FOLDER)
-        made = RunDir(work)
-        write_atomic(made.run_file, run_file_text(found.model.config, data=data))
         resolved = read_run_file(made.run_file)
         write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
         with storage_errors(to):
@@ -58,10 +56,9 @@ def import_model(
             os.rename(work, to)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    size = sum(parameter.numel() for parameter in found.model.parameters())
+    size, vocab = sum(parameter.numel() for parameter in found.model.parameters()), found.model.config.vocab_size
     if options.json:
-        emit_json({"path": str(to), "parameters": size, "vocabulary": found.model.config.vocab_size})
-    vocab = found.model.config.vocab_size
+        emit_json({"path": str(to), "parameters": size, "vocabulary": vocab})
     say("wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}", path=to, size=size / 1e6, vocab=vocab)
     say("\nnext: cuadrilla generate {to}", to=typed(to))
     folder, tokenizer = Path(os.path.normpath(to / data)), to / MODEL_FOLDER / TOKENIZER

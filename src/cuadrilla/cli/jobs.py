@@ -1,10 +1,8 @@
 """Whole runs as jobs, from the command line: what a process that trains them does, and where they are done."""
 
 import gc
-import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,8 +15,8 @@ import typer
 
 from cuadrilla.cli.crew import coordinating, show_opened
 from cuadrilla.cli.output import keep_answer_apart, options, say
+from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.signals import handling
-from cuadrilla.errors import LinkError
 from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
 from cuadrilla.messages import Message
@@ -48,7 +46,8 @@ def work_on(
     more = [f"train.threads={threads}"] if threads else []
     more += [f"train.device={literal(device)}"] if device else []
     audience = Audience(tell=say, stopping=partial(_until_terminated, stopped))
-    folders = _lines_of(sys.stdin.fileno())
+    folders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    end_with_parent(folders.put)
     while not stopped.is_set():
         with suppress(queue.Empty):
             folder = Path(folders.get(timeout=LOOK_SECONDS))
@@ -56,20 +55,6 @@ def work_on(
             outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
             ended = outcome.complete or not outcome.interrupted  # of itself: its patience was at its end
             write_json(folder / OUTCOME, {"complete": ended}, private=True)
-
-
-def _lines_of(descriptor: int) -> "queue.SimpleQueue[str]":
-    """Lines that come through a pipe; when its other end closes, this process ends at once."""
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with open(descriptor, encoding="utf-8", closefd=False) as pipe:
-            for line in pipe:
-                lines.put(line.rstrip("\n"))
-        os._exit(LinkError.exit_code)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
 
 
 @contextmanager

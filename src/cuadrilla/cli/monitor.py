@@ -16,7 +16,8 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from cuadrilla.cli.output import emit_json, emit_lines, options, stdout
+from cuadrilla.cli.config import folder_of
+from cuadrilla.cli.output import emit_drawn, emit_json, options, stdout
 from cuadrilla.crew.signals import handling
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
@@ -51,27 +52,20 @@ def monitor(
     Of a crew that trains or takes runs, also what each machine does.
     On a terminal one screen, drawn again; elsewhere plain lines. Of a run it reads the folder only, running or ended.
     """
-    with _ends_quietly():
+    # Ctrl-C is how one ends it. A SIGTERM is taken in the same way, so that the terminal gets its cursor back.
+    with contextlib.suppress(KeyboardInterrupt), handling({signal.SIGTERM: signal.default_int_handler}):
         if run is not None:
-            folder = (run if run.is_dir() else run.parent).resolve()
-            reader = open_run(folder, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
+            reader = open_run(folder_of(run).path, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
             _watch(lambda: reader.data(now=time.time()), run_screen, interval, once=once)
             return
         with contextlib.closing(Sampler(folder=Path())) as sampler:
             _watch(_ThisMachine(sampler).data, machine_screen, interval, once=once)
 
 
-@contextlib.contextmanager
-def _ends_quietly() -> Iterator[None]:
-    """Ctrl-C is how one ends it. A SIGTERM is taken in the same way, so that the terminal gets its cursor back."""
-    with contextlib.suppress(KeyboardInterrupt), handling({signal.SIGTERM: signal.default_int_handler}):
-        yield
-
-
 def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interval: float, *, once: bool) -> None:
     console = Console(file=stdout(), highlight=False)
     is_drawn = console.is_terminal and not console.is_dumb_terminal and not options.json
-    show: Callable[[RenderableType], None] = console.print if is_drawn else emit_lines
+    show: Callable[[RenderableType], None] = emit_drawn
     with contextlib.ExitStack() as stack:
         if is_drawn and not once:
             show = stack.enter_context(_redrawn(console))

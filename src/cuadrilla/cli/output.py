@@ -117,31 +117,22 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
     if options.json:
         emit_json(list(rows))
         return
-    console = Console(file=stdout(), highlight=False)
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
         table.add_column(Text(named(column)), overflow="fold", no_wrap=bool(folded) and column not in folded)
     for row in rows[:most]:
         table.add_row(*map(_cell, row.values()))
-    if not console.is_terminal and "COLUMNS" not in os.environ:  # nobody's screen: whole lines, for grep and for files
-        for line in _lines(table, console):
-            console.print(Text(line), soft_wrap=True)
-    else:
-        console.print(table)
+    emit_drawn(table, folds="COLUMNS" in os.environ)
     if more := len(rows[most:]) if most else 0:
         emit("... and {more:,} more (--json shows all)", more=more)
 
 
-def emit_lines(shown: RenderableType) -> None:
-    """A table, or several things, as whole lines without colour: for pipes and files."""
-    for line in _lines(shown, Console(file=stdout(), highlight=False)):
-        emit(line)
-
-
-def _lines(table: RenderableType, console: Console) -> list[str]:
-    """A row on each, however long."""
-    lines = console.render_lines(table, console.options.update(width=MAX_WIDTH), pad=False)
-    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+def emit_drawn(drawn: RenderableType, *, folds: bool = False) -> None:
+    """A table or several: as wide as the terminal; in pipes and files whole lines, for grep, unless `folds`."""
+    console = Console(file=stdout(), highlight=False)
+    if (not console.is_terminal or console.is_dumb_terminal) and not folds:
+        console.width = MAX_WIDTH
+    console.print(drawn)
 
 
 def named(key: str) -> str:

@@ -35,25 +35,20 @@ def pause(
 ) -> None:
     """Let a machine wait: its work goes to the others until `cuadrilla pause --off`."""
     home = Home.of_user()
+    change = home.unpause if off else home.pause
     if name is None:
         if not off and not home.joined() and not home.nodes.exists():
             raise LinkError("this machine works for no crew", hint="nothing to pause; Ctrl-C stops a training")
-        (home.unpause if off else home.pause)()
-        say(
-            "this machine works again"
-            if off
-            else "work for others waits on this machine; to go on: cuadrilla pause --off"
-        )
+        change()
+        waits = "work for others waits on this machine; to go on: cuadrilla pause --off"
+        say("this machine works again" if off else waits)
         return
     known = home.paused_nodes if off else _known_nodes(home)
     if name not in known:
-        raise ConfigError(
-            "{name!r} is not paused" if off else "no node is named {name!r}",
-            name=name[:80],
-            hint="there are: {names}",
-            names=", ".join(sorted(known)) or "-",
-        )
-    (home.unpause if off else home.pause)(name)
+        problem = "{name!r} is not paused" if off else "no node is named {name!r}"
+        names = ", ".join(sorted(known)) or "-"
+        raise ConfigError(problem, name=name[:80], hint="there are: {names}", names=names)
+    change(name)
     say("{name} may work again" if off else "{name} waits; to go on: cuadrilla pause {name} --off", name=name)
 
 

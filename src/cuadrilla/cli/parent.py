@@ -1,15 +1,22 @@
-"""Commands that coordinate run twice: as a small parent, and as its child that does the work and may be killed."""
+"""How commands are stopped. Those that coordinate run twice: as a small parent, and as its child that does the work."""
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import typer
 
-from cuadrilla.cli.output import options, say, stderr
+from cuadrilla.cli.output import options, say, say_at_once, stderr
+from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.crew.supervise import supervise
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.link.address import check_free
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
+
+STOPPING = Message("stopping   after this pass; once more: at once, without saving")
 
 
 def under_a_parent(run: RunDir, *, listen: str = "") -> None:
@@ -32,6 +39,11 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
         with Alarms(read_run_config(run).alarm if run.config.exists() else AlarmSection(), run=run):
             raise
     raise typer.Exit(code)
+
+
+def stopping(request_stop: Callable[[str], object]) -> AbstractContextManager[None]:
+    """While the block runs the first Ctrl-C asks to stop, and is answered; the second ends the process."""
+    return stop_on_signals(request_stop, answer=partial(say_at_once, STOPPING))
 
 
 def pid_to_signal() -> int:

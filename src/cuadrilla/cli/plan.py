@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.config import RunFile, Sets, folder_of
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.messages import Message
@@ -14,7 +14,7 @@ from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.decide import decide
 from cuadrilla.plan.machines import described, practised, read_crew
 from cuadrilla.plan.predict import Crew, MachineSpec, Prediction, predict
-from cuadrilla.rundir import RunDir, typed
+from cuadrilla.rundir import typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -43,16 +43,15 @@ def plan(
     """
     from cuadrilla.train.measure import measure
 
-    resolved, folder = read_run_file(run, sets=sets or []), run if run.is_dir() else run.parent
+    config, folder = read_run_file(run, sets=sets or []).config, folder_of(run)
     file = read_crew(crew) if crew else None
     if file is not None:
         described(file, here=1.0, operations=1.0)  # an error in it is said before anything is measured
-    config = resolved.config
     if file is not None and isinstance(config.engine, LocalEngine):
         config = config.model_copy(update={"engine": CrewEngine(kind="crew")})  # its steps are larger
-    config, _ = decide(config, RunDir(folder))
+    config, _ = decide(config, folder)
     say("measuring this machine with {run}: about ten seconds", run=typed(run))
-    found = measure(config, folder)
+    found = measure(config, folder.path)
     operations = 6.0 * found.num_weights
     machines = (
         described(file, here=found.tokens_per_second, operations=operations)
@@ -152,18 +151,15 @@ def _advice(crew: Crew, predictions: list[Prediction]) -> list[Message]:
 
 
 def _as_json(crew: Crew, predictions: list[Prediction], found: "Measured") -> dict[str, Any]:
+    best = _chosen(predictions)
     return {
         "machines": [
-            {
-                "name": machine.name,
-                "tokens_per_second": machine.tokens_per_second,
-                "units": _chosen(predictions).shares.get(machine.name, 0),
-            }
-            for machine in crew.machines
+            {"name": each.name, "tokens_per_second": each.tokens_per_second, "units": best.shares.get(each.name, 0)}
+            for each in crew.machines
         ],
         "ceiling": crew.ceiling,
-        "chosen": vars(_chosen(predictions)),
+        "chosen": vars(best),
         "predictions": [vars(each) for each in predictions],
         "measured": {**vars(found), "work": vars(found.work)},
-        "seconds": found.total_tokens / _chosen(predictions).tokens_per_second,
+        "seconds": found.total_tokens / best.tokens_per_second,
     }

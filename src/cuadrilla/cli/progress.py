@@ -1,15 +1,17 @@
-"""Progress of a training as a sink: a live bar on a terminal, one plain line every few seconds elsewhere."""
+"""How far a training is (a sink), and work on data: a live bar on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cuadrilla.cli.output import stderr
+from cuadrilla.cli.output import say, stderr
+from cuadrilla.data import sources
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.monitor.screen import duration
+from cuadrilla.printable import one_line
 from cuadrilla.train.sinks import Scalars, Sink
 
 LINE_SECONDS = 10.0
@@ -20,6 +22,13 @@ WIDE, SPEED_SECONDS = 100, 600
 STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
 COUNTED = (Message("tokens"), Message("examples"))
 """What `TaskDefaults.counted` may be."""
+STAGES = (
+    Message("cleaning"),
+    Message("looking for near-duplicates"),
+    Message("training the tokenizer"),
+    Message("writing tokens"),
+)
+"""Stages of a preparation: they come as plain texts."""
 
 
 class ProgressSink(Sink):
@@ -56,7 +65,26 @@ class ProgressSink(Sink):
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._step_began = self._clock()
-        self._show(step, scalars)
+        is_narrow = self._bar is not None and stderr.width < WIDE
+        if "val_loss" in scalars:
+            self._evaluation = describe_evaluation(scalars, short=is_narrow)
+        numbers = Message(
+            "loss {loss:.3f} {evaluation} {speed:,.0f}/s" if is_narrow else WHOLE,
+            loss=_number(scalars, "loss"),
+            evaluation=self._evaluation,
+            speed=_number(scalars, "tokens_per_second"),
+            counted=Message(self._counted),
+        )
+        sample = str(scalars.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
+            if sample:
+                stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
+        elif self._clock() - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in scalars:
+            left = (self._clock() - self._began) / max(step - self._done, 1) * (self._total - step)
+            self._tell(step, numbers, left=left)
+            if sample:
+                stderr.tell(f"  «{sample}»")
 
     def working(self, step: int, part: float) -> None:
         """A step that takes long is shown before it is done, and what the whole run will take."""
@@ -75,29 +103,6 @@ class ProgressSink(Sink):
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.stop()
-
-    def _show(self, step: int, row: Scalars) -> None:
-        is_narrow = self._bar is not None and stderr.width < WIDE
-        if "val_loss" in row:
-            self._evaluation = describe_evaluation(row, short=is_narrow)
-        numbers = Message(
-            "loss {loss:.3f} {evaluation} {speed:,.0f}/s" if is_narrow else WHOLE,
-            loss=_number(row, "loss"),
-            evaluation=self._evaluation,
-            speed=_number(row, "tokens_per_second"),
-            counted=Message(self._counted),
-        )
-        sample = str(row.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
-            if sample:
-                stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
-            return
-        if self._clock() - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in row:
-            left = (self._clock() - self._began) / max(step - self._done, 1) * (self._total - step)
-            self._tell(step, numbers, left=left)
-            if sample:
-                stderr.tell(f"  «{sample}»")
 
     def _tell(self, step: int, numbers: Message, *, left: float) -> None:
         """A line of its own. `left`: seconds of the run."""
@@ -119,3 +124,30 @@ def describe_evaluation(row: Scalars, *, short: bool = False) -> Message:
 def _number(row: Scalars, key: str) -> float:
     value: Any = row.get(key, float("nan"))
     return float(value)
+
+
+@contextmanager
+def shown_progress() -> Iterator[sources.Progress]:
+    """What is to be called with each step."""
+    if not stderr.is_terminal:
+        seen: set[str] = set()
+
+        def line(stage: str, _done: int, _total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                say(Message(stage))
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def bar(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.stop_task(task)
+                tasks[stage] = bars.add_task(one_line(shown(Message(stage), language())))
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield bar

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.config import RunFile, Sets, folder_of
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.train import practice_sets, train_and_show
 from cuadrilla.config import Config
@@ -37,31 +37,31 @@ def prove(
     from cuadrilla.train.checkpoint import tensors_sha256
 
     read = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")], processes=True)
-    folder = (run if run.is_dir() else run.parent).resolve()
-    config, _ = decide(read.config, RunDir(folder))
+    folder = folder_of(run)
+    config, _ = decide(read.config, folder)
     if config.train.batch_sequences // config.train.unit_sequences < 2:
         hint = "make units smaller for the proof: --set train.unit_sequences=1"
         raise ConfigError("a step of this run is a single unit of work: there is nothing to share", hint=hint)
-    one, many = (_train(_settings(config, folder, steps=steps, alone=alone)) for alone in (True, False))
+    one, many = (_train(_settings(config, folder.path, steps=steps, alone=alone)) for alone in (True, False))
     differing = sorted(name for name, x in one.items() if not x.equal(many[name]))
     hashes = tensors_sha256(one), tensors_sha256(many)
     if options.json:
         found = {"equal": hashes[0] == hashes[1], "steps": steps, "sha256_one": hashes[0], "sha256_crew": hashes[1]}
         emit_json({**found, "differing": differing})
-    if hashes[0] != hashes[1]:
-        raise GuardError(
-            "the crew's bits are not those of one worker: {count} tensors differ, such as {names}",
-            count=len(differing),
-            names=", ".join(differing[:SHOWN_NAMES]),
-            hint="find out with --set train.device=cpu whether the device is the cause",
-        )
-    if not options.json:
+    elif hashes[0] == hashes[1]:
         emit(
             "Equal: in strict mode {number} unequal workers and one worker have the same weights and optimizer state "
             "after {steps} steps, bit for bit.\nSHA-256    {hash}",
             number=len(config.engine.workers),
             steps=steps,
             hash=hashes[0],
+        )
+    if hashes[0] != hashes[1]:
+        raise GuardError(
+            "the crew's bits are not those of one worker: {count} tensors differ, such as {names}",
+            count=len(differing),
+            names=", ".join(differing[:SHOWN_NAMES]),
+            hint="find out with --set train.device=cpu whether the device is the cause",
         )
     say("\nnext: cuadrilla train {run}; in strict mode with --set sync.strict=true", run=typed(run))
 

@@ -2,16 +2,16 @@
 
 import threading
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cuadrilla.cli.config import folder_of
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
-from cuadrilla.cli.output import emit_table, say, say_at_once
-from cuadrilla.crew.signals import stop_on_signals
+from cuadrilla.cli.output import emit_table, say
+from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home
 from cuadrilla.messages import Message
@@ -73,15 +73,12 @@ def queue(
 
 def _checked(queue: "RunQueue", named: str) -> RunDir:
     """Raises ConfigError for what is no run or is complete, and while a machine has it."""
-    path = Path(named)
-    folder = path if path.is_dir() else path.parent
-    train = read_run_file(folder / "run.toml" if path.is_dir() else path).config.train
-    run = RunDir(folder.resolve())
+    train, run = read_run_file(Path(named)).config.train, folder_of(Path(named))
     if read_object(run.status).get("state") == "complete":
         trained = read_run_config(run).train
         if (train.tokens, train.epochs, train.steps) == (trained.tokens, trained.epochs, trained.steps):
             hint = "for more, let its run.toml say more steps; or name another run"
-            raise ConfigError("{run} has been trained to its end", run=typed(folder), hint=hint)
+            raise ConfigError("{run} has been trained to its end", run=named, hint=hint)
     queue.require_free(run)
     return run
 
@@ -111,8 +108,7 @@ def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool
         if here:
             executors.insert(0, stack.enter_context(closing(local_executor(logs=folder / "logs"))))
         work = QueueWork(queue, tell=_tell, until_empty=until_empty)
-        answer = Message("stopping   runs save after this pass; once more: at once, without saving")
-        stack.enter_context(stop_on_signals(lambda _reason: stopped.set(), answer=partial(say_at_once, answer)))
+        stack.enter_context(stopping(lambda _reason: stopped.set()))
         say("queue      in {folder}; runs: {number}; Ctrl-C saves and stops", folder=folder, number=len(queue.runs()))
         hand_out(work, executors, stop=stopped)
     if stopped.is_set():

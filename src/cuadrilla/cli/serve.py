@@ -2,8 +2,9 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
-from contextlib import closing
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -49,22 +50,13 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, max=100_000, help="Texts that may wait for a slot.")] = 16,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
-    require_serving()
-    from cuadrilla.serve.app import Service, make_app
-    from cuadrilla.serve.edge import Edge
-    from cuadrilla.serve.listen import CALLS_SECONDS, listen, open_port, read_key, url_of
-    from cuadrilla.serve.served import open_served
+    hint = Message("write a key to a file, readable by you only, and name it: --api-key-file FILE")
+    with listening(host, port, key_file, hint=hint) as (listener, key):  # before the models are loaded
+        from cuadrilla.serve.app import Service, make_app
+        from cuadrilla.serve.edge import Edge
+        from cuadrilla.serve.listen import CALLS_SECONDS, listen, url_of
+        from cuadrilla.serve.served import open_served
 
-    address = address_of(host, port)
-    key = read_key(key_file) if key_file is not None else ""
-    if not key and not address.is_loopback:
-        raise LinkError(
-            "{address} can be reached by others, and the service has no key",
-            address=address,
-            hint="write one to a file, readable by you only: cuadrilla serve --host {host} --api-key-file FILE",
-            host=host,
-        )
-    with closing(open_port(address)) as listener:  # before the models are loaded, which takes longer
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # which ends with its helpers of OpenMP: with more threads than cores they sleep
             service = Service(pool.apply(load, (models,)))
@@ -89,18 +81,20 @@ def _tell(models: "Mapping[str, ServedModel | Predictor]", *, url: str, has_key:
     say("serving    {url}{key}", url=url, key="" if has_key else Message(" (this machine only, without a key)"))
 
 
-def require_serving() -> None:
-    """Raises EnvironmentProblem where the extra is missing."""
+@contextmanager
+def listening(host: str, port: int, key_file: Path | None, *, hint: Message) -> Iterator[tuple[socket.socket, str]]:
+    """The port and the key in the file, "" for none. Raises EnvironmentProblem where the extra is missing, ConfigError,
+    and LinkError with this hint where others could call without a key."""
     missing = [name for name in SERVING if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentProblem(
             "{missing} is not installed", missing=missing[0], hint='pip install "cuadrilla[serve]"'
         )
+    from cuadrilla.serve.listen import open_port, read_key
 
-
-def address_of(host: str, port: int) -> Address:
-    """The address to listen on. Raises LinkError for a host that is not one address."""
-    try:
-        return Address(host, port)
-    except LinkError as error:
-        raise LinkError(error.message, hint="--host 127.0.0.1, or an address of this machine's") from None
+    address = Address(host, port)
+    if key_file is None and not address.is_loopback:
+        raise LinkError("{address} can be reached by others, and there is no key", address=address, hint=hint)
+    key = "" if key_file is None else read_key(key_file)
+    with closing(open_port(address)) as listener:
+        yield listener, key

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cuadrilla.cli.crew import InviteFile, joined_crew
+from cuadrilla.cli.crew import InviteFile, ListenAddress, joined_crew, read_invite
 from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
@@ -21,14 +21,11 @@ SURELY_GONE_SECONDS = 20.0
 FOLLOWING = Message("following the coordinator; stop `cuadrilla standby` there first")
 
 Address = Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Which crew, if this machine has joined several.")]
-Listen = Annotated[
-    str, typer.Option(metavar="ADDRESS[:PORT]", help="Where this machine would coordinate (default: its LAN address).")
-]
 
 
 def standby(
     address: Address = "",
-    listen: Listen = "",
+    listen: ListenAddress = "",
     name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
     invite_file: InviteFile = None,
 ) -> None:
@@ -36,10 +33,11 @@ def standby(
 
     Asks for an invite if this machine has not joined the crew before.
     """
+    home = Home.of_user()
+    invited = read_invite(home, address, invite_file)
     from cuadrilla.crew.standby import follow
 
-    home = Home.of_user()
-    crew = joined_crew(home, address, name=name, invite_file=invite_file)
+    crew = joined_crew(home, address, name=name, invited=invited)
     make_private(home.standby_folder(crew))
     with FolderLock(home.standby_folder(crew) / "lock", purpose=FOLLOWING):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)

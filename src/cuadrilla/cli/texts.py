@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuadrilla.cli.get import fetched
+from cuadrilla.cli.data import fetched
 from cuadrilla.cli.output import say
-from cuadrilla.cli.stages import shown_progress
+from cuadrilla.cli.progress import shown_progress
 from cuadrilla.data.prepare import Prepared, PrepareOptions, prepare
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.monitor.screen import duration
@@ -17,7 +17,7 @@ from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
 from cuadrilla.runfile import SIZES, make_run, resolve, run_file_text
 
-DATA = "data"
+DATA, BUILT_IN = "data", "cuentos:"
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -26,7 +26,7 @@ def is_text(name: str) -> bool:
     path = Path(name)
     if path.suffix == ".toml" or RunDir(path).run_file.exists():
         return False
-    return path.is_file() or (path.is_dir() and any(path.iterdir())) or _is_built_in(name) or _is_corpus(name)
+    return path.is_file() or (path.is_dir() and any(path.iterdir())) or name.startswith(BUILT_IN) or _is_corpus(name)
 
 
 def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> RunDir:
@@ -69,10 +69,6 @@ def seconds_of(text: str) -> float:
     return 3600.0 * hours + 60 * minutes + seconds
 
 
-def _is_built_in(name: str) -> bool:
-    return name.startswith("cuentos:")
-
-
 def _is_corpus(name: str) -> bool:
     from cuadrilla.data.catalogue import CATALOGUE
 
@@ -81,7 +77,7 @@ def _is_corpus(name: str) -> bool:
 
 def _here(text: str, run: RunDir) -> list[Path | str]:
     """The files or folders that it stands for, fetched if it is a corpus."""
-    if Path(text).exists() or _is_built_in(text):
+    if Path(text).exists() or text.startswith(BUILT_IN):
         return [text]
     return sorted({each.folder for each in fetched([text], to=run.path / "texts")})
 

@@ -5,15 +5,14 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import AllowChanges, Sets, explain_config, show_config
-from cuadrilla.cli.output import emit_json, options, say, say_at_once
-from cuadrilla.cli.parent import under_a_parent
+from cuadrilla.cli.config import AllowChanges, Sets, explain_config, folder_of, show_config
+from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
 from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
 from cuadrilla.config import CrewEngine
@@ -21,7 +20,6 @@ from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.data.folder import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError
 from cuadrilla.host.torchrun import find_place
-from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
@@ -77,10 +75,6 @@ def train(
     ] = None,
     sets: Sets = None,
     epochs: Annotated[float, typer.Option(min=0, help="train.epochs: how often the text is read.")] = 0,
-    tokens: Annotated[str, typer.Option(metavar="1M", help="train.tokens: the run's length, as in 300k or 1M.")] = "",
-    steps: Annotated[int, typer.Option(min=0, help="train.steps: the run's length.")] = 0,
-    batch: Annotated[int, typer.Option(min=0, help="train.batch_sequences: sequences in a step.")] = 0,
-    lr: Annotated[float, typer.Option(min=0, help="optim.lr: the learning rate.")] = 0,
     within: Annotated[
         str, typer.Option("--time", metavar="20m", help="For texts: how long it may take in all, as in 90s or 1h30m.")
     ] = "20m",
@@ -117,16 +111,9 @@ def train(
         show_config(run, sets or [])
         return
     more = practice_sets(practice) if practice else []
-    flags = {
-        "train.epochs": epochs,
-        "train.tokens": count_of(tokens) if tokens else 0,
-        "train.steps": steps,
-        "train.batch_sequences": batch,
-        "optim.lr": lr,
-    }
-    more += [f"{key}={value}" for key, value in flags.items() if value]
+    more += [f"train.epochs={epochs}"] if epochs else []
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
-    folder = RunDir((run if run.is_dir() else run.parent).resolve())
+    folder = folder_of(run)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
@@ -142,14 +129,8 @@ def train(
 def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
     if options.json:
-        emit_json(
-            {
-                "version": outcome.version,
-                "tokens": outcome.tokens,
-                "complete": outcome.complete,
-                **finite(outcome.last_row),
-            }
-        )
+        head = {key: getattr(outcome, key) for key in ("version", "tokens", "complete")}
+        emit_json({**head, **finite(outcome.last_row)})
     if outcome.best is not None and outcome.best != outcome.version:
         say(
             "best       step {step} has the lowest held-out loss: `eval`, `generate` and `export` use it; "
@@ -183,24 +164,13 @@ def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float)
         say("\nit writes:\n\n{sample}", sample=sample)
 
 
-def count_of(text: str) -> int:
-    """Of 300k, 1M or 2.5G. Raises ConfigError."""
-    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)):
-        raise ConfigError("{text!r} is not a number", text=text, hint="write it as 300k, 1M or 2.5G")
-    return round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]])
-
-
 def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
     """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
     speeds, _, link = text.partition("@")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
-        raise ConfigError(
-            "{option} {text}: {speeds!r} is not a list of speeds",
-            option=option,
-            text=text,
-            speeds=speeds,
-            hint='write it as "1.0,0.5,0.25@100mbit+20ms"',
-        )
+        told = "{option} {text}: {speeds!r} is not a list of speeds"
+        hint = 'write it as "1.0,0.5,0.25@100mbit+20ms"'
+        raise ConfigError(told, option=option, text=text, speeds=speeds, hint=hint)
     workers = [float(speed) for speed in speeds.split(",")]
     return [f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 
@@ -215,12 +185,9 @@ def train_and_show(
     more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
     """`train_run` with its talk and progress on stderr. `opening`: of a crew that is not practice."""
-    from cuadrilla.crew.signals import stop_on_signals
-
-    stopping = Message("stopping   after this pass; once more: at once, without saving")
     audience = Audience(
         tell=say,
-        stopping=partial(stop_on_signals, answer=partial(say_at_once, stopping)),
+        stopping=stopping,
         sinks=lambda context: [*_views(folder, context), *more_sinks],
         verbose=options.debug,
     )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import RunFile, Sets
+from cuadrilla.cli.config import RunFile, Sets, folder_of
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
-from cuadrilla.cli.output import emit_table, say, say_at_once
-from cuadrilla.crew.signals import stop_on_signals
+from cuadrilla.cli.output import emit_table, say
+from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
@@ -52,19 +52,16 @@ def tune(
     """
     from cuadrilla.tune.run import open_search
 
-    run_file = run / "run.toml" if run.is_dir() else run
+    run_file, folder = run / "run.toml" if run.is_dir() else run, folder_of(run).path / "tune"
     with ExitStack() as stack:
         parts: list[Executor] = []
         if here or not crew:
             config = read_run_file(run_file, sets=sets or []).config
-            logs = run_file.parent / "tune" / "logs"
-            parts.append(local_executor(logs=logs, config=config, together=together))
+            parts.append(local_executor(logs=folder / "logs", config=config, together=together))
         if crew:
-            folder = run_file.parent.resolve() / "tune"
             parts.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
         searching = stack.enter_context(open_search(run_file, sets=sets or [], executors=parts))
-        answer = Message("stopping   trials save after this pass; once more: at once, without saving")
-        stack.enter_context(stop_on_signals(lambda _reason: searching.stop.set(), answer=partial(say_at_once, answer)))
+        stack.enter_context(stopping(lambda _reason: searching.stop.set()))
         _tell_begin(searching)
         searching.tell = partial(_tell_end, searching)
         searching.run()

@@ -35,17 +35,17 @@ def cuadrilla_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cuadrilla", *arguments]
 
 
-def end_with_parent() -> None:
-    """In a child: end as soon as the parent does. What runs here finds nothing on its standard input."""
+def end_with_parent(hear: Callable[[str], object] = lambda _line: None) -> None:
+    """In a child: end as soon as the parent does, whose lines `hear` gets. Standard input is empty from now on."""
     lifeline = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_follow, args=(lifeline, hear), daemon=True).start()
 
 
-def _follow(lifeline: int) -> None:
-    while os.read(lifeline, 1):
-        pass
+def _follow(lifeline: int, hear: Callable[[str], object]) -> None:
+    for line in os.fdopen(lifeline, encoding="utf-8"):
+        hear(line.rstrip("\n"))
     os._exit(LinkError.exit_code)
 
 

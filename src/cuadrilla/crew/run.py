@@ -3,6 +3,7 @@
 Callers are the commands and the Python API. What is said goes to the `Audience`; nothing here prints.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -127,23 +128,23 @@ def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) ->
 
 
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
-    """What is trained, on what, and what could be chosen better."""
+    """What is trained, and on what. What was decided for the run is for the log, and for `train --show-config`."""
     config, counted = context.config, context.task.defaults.counted
     tell(
         Message(
             "model      {millions:.2f} M parameters\n"
             "device     {device}, {precision}\n"
-            "workers    {workers}\n"
             "run        {steps} steps of {tokens:,} {counted}",
             millions=sum(parameter.numel() for parameter in context.model.parameters()) / 1e6,
             device=context.device,
             precision=context.precision,
-            workers=len(config.engine.workers),
             steps=context.length.num_steps,
             tokens=context.length.step_tokens,
             counted=counted,
         )
     )
+    if (workers := len(config.engine.workers)) > 1:
+        tell(Message("workers    {workers}", workers=workers))
     if isinstance(config.sync, WindowsSync):
         tell(Message("           in windows of {steps}", steps=config.sync.steps))
     elif isinstance(config.sync, AutoSync):
@@ -151,5 +152,4 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
     if context.resumed_at:
         tell(Message("resumed    at step {step}", step=context.resumed_at))
     for decided in decisions:
-        note = Message("{value:g}: {reason}", value=decided.value, reason=decided.reason)
-        tell(Message("note       {key}: {note}", key=decided.key, note=note))
+        logging.getLogger(__name__).info("%s is %g: %s", decided.key, decided.value, decided.reason)

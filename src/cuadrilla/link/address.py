@@ -62,7 +62,7 @@ def _one_spelling(host: str) -> str:
     except ValueError:
         usable = _NAME.fullmatch(text) is not None
     if not usable:
-        hint = "give the address of the coordinator on your network, such as 192.168.1.20"
+        hint = "name one address of that machine, such as 192.168.1.20"
         raise LinkError("{host!r} is neither a machine's name nor the address of one", host=host, hint=hint)
     return text
 

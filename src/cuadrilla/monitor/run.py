@@ -403,9 +403,5 @@ def about(run: RunDir) -> dict[str, Any]:
         "values": values,
         "changed": [key for key in values if origins.get(key, "default") != "default"],
         "environment": read_object(run.env),
-        "data": {
-            "vocabulary": manifest.get("vocab_size", 0),
-            "sources": manifest.get("sources", []),
-            "splits": manifest.get("splits", {}),
-        },
+        "data": {key: manifest[key] for key in ("vocab_size", "sources", "splits") if key in manifest},
     }

@@ -111,8 +111,12 @@ def _head(now: Data) -> list[str]:
     if (jobs := now.get("jobs")) is not None:
         ended = sum(job["state"] in ("complete", "failed", "stopped") for job in jobs)
         parts.append(Message("ended: {ended:,} of {number:,}", ended=ended, number=len(jobs)))
-    if "version" in now:
-        parts.append(Message("step {version:,}", version=now["version"]))
+    if (version := now.get("version")) is not None:
+        steps = now.get("num_steps")
+        far = "step {version:,} of {steps:,} ({part:.0%})" if steps else "step {version:,}"
+        parts.append(Message(far, version=version, steps=steps, part=version / (steps or 1)))
+    if now.get("left_seconds") is not None:
+        parts.append(Message("{time} left", time=duration(now["left_seconds"])))
     if now.get("loss") is not None:
         parts.append(Message("loss {loss:.3f}", loss=now["loss"]))
     if now.get("val_bits_per_byte") is not None:
@@ -209,9 +213,7 @@ def duration(seconds: float) -> Message:
 def _known(value: float | None, unit: str = "", factor: float = 1.0) -> str:
     if value is None:
         return UNKNOWN
-    if not unit:
-        return Message("{number:,.0f}", number=value * factor)
-    return Message("{number:,.0f} {unit}", number=value * factor, unit=unit)
+    return Message("{number:,.0f} {unit}" if unit else "{number:,.0f}", number=value * factor, unit=unit)
 
 
 def _percent(value: float | None, *, of: float = 100.0) -> str:

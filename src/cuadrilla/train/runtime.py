@@ -356,10 +356,12 @@ class CoordinatorRuntime:
                 factor = self.merge.step(norm=self._row["grad_norm"], version=action.version, steps=action.steps)
                 self._row["lr_factor"] = factor
             case Verdict.SKIP:
-                self._log_incident(Message("update skipped"), action, level=logging.WARNING)
+                said = Message("loss or gradient out of the usual range: this update is left out, the training goes on")
+                self._log_incident(said, action, level=logging.WARNING, kind="update skipped")
                 self.store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                self._log_incident(Message("rolled back to the last checkpoint"), action, level=logging.WARNING)
+                said = Message("too many updates left out: back to the last checkpoint, with other data from there")
+                self._log_incident(said, action, level=logging.WARNING, kind="rolled back to the last checkpoint")
                 self.store.roll_back()
             case Verdict.GIVE_UP:
                 self._log_incident(Message("gave up"), action, level=logging.ERROR)
@@ -373,18 +375,16 @@ class CoordinatorRuntime:
                     hint="lower optim.lr, lengthen schedule.warmup, or look at the data of the units in events.jsonl",
                 )
 
-    def _log_incident(self, what: Message, action: events.Merge, *, level: int) -> None:
-        """Name the step, its units, and the worker whose loss per token is the highest."""
+    def _log_incident(self, why: Message, action: events.Merge, *, level: int, kind: str = "") -> None:
+        """Say it; the event, of this kind, names the units, too, and the worker whose loss per token is the highest."""
         highest = max(
             action.answers, key=lambda one: one.contribution.loss_sum / max(one.contribution.tokens, 1), default=None
         )
         worker, loss = highest.grant.worker if highest else Message("none"), self._row["loss"]
-        named = {"workers": sorted({answer.grant.worker for answer in action.answers}), "highest": worker}
         units = highest.grant.units if highest else ()
-        self.store.event(what, version=action.version, units=action.units, loss=loss, **named, highest_units=units)
-        template = "loss {loss:.4g}, units {units}, highest at {worker}"
-        text = Message(template, loss=loss, units=action.units[:8], worker=worker)
-        log.log(level, "%s", Message("step {step}: {what} ({text})", step=action.version, what=what, text=text))
+        told = {"version": action.version, "units": action.units, "highest": worker, "highest_units": units}
+        self.store.event(kind or why, loss=loss, **told, workers=sorted({each.grant.worker for each in action.answers}))
+        log.log(level, "%s", Message("step {step}: {why} (loss {loss:.4g})", step=action.version, why=why, loss=loss))
 
     # -- a version is committed: evaluate, log, save -------------------------------------------------------------------
 

@@ -25,18 +25,18 @@ const TOLD = {
   confirmed: () => _("Two machines got the same, so it holds: {what}."),
 };
 
-/** Reasons, in the templates from which they were made. */
+/** Reasons, and what machines write to their logs most often, in the templates from which they were made. */
 const REASONS = [
   _("the run is complete"), _("the run has ended"), _("the run failed"), _("interrupted"), _("the run was stopped by {what}"), _("step {step} reached"),
-  _("held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)"), _("another rank was asked to stop"),
-  _("the connection ended"), _("a newer session of the same node has begun"), _("lost: nothing heard for {seconds:.1f} s"),
-  _("hung: no progress for {seconds:.1f} s"), _("overdue: no answer for {seconds:.1f} s"), _("not a member of this run any more"),
+  _("held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)"), _("another rank was asked to stop"), _("the connection ended"), _("a newer session of the same node has begun"),
+  _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("overdue: no answer for {seconds:.1f} s"), _("not a member of this run any more"),
   _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
-  _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"),
-  _("this node is paused (`cuadrilla pause --off` where the coordinator runs)"), _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"),
-  _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"), _("{error} (exit code {code})"),
-  _("the fastest machine alone, sooner than with the others over this network"), _("all machines together in each step"),
-  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"),
+  _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"), _("this node is paused (`cuadrilla pause --off` where the coordinator runs)"),
+  _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
+  _("{error} (exit code {code})"), _("the fastest machine alone, sooner than with the others over this network"), _("all machines together in each step"),
+  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"), _("the coordinator has paused this machine"),
+  _("{reason}: joining again"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
+  _("loss or gradient out of the usual range: this update is left out, the training goes on"), _("too many updates left out: back to the last checkpoint, with other data from there"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
   const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*)");
@@ -47,7 +47,7 @@ const REASONS = [
 function reasonOf(text) {
   for (const { template, names, pattern } of language === "en" ? [] : REASONS) {
     const found = pattern.exec(text);
-    if (found) return say(template, Object.fromEntries(names.map((name, at) => [name, found[at + 1]])));
+    if (found) return say(template, Object.fromEntries(names.map((name, at) => [name, ["reason", "what", "how"].includes(name) ? reasonOf(found[at + 1]) : found[at + 1]])));
   }
   return spoken(text);
 }

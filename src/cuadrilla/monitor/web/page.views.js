@@ -242,7 +242,7 @@ const LOG_COLUMNS = [
   { title: _("time"), name: "time", of: ({ time }) => dated(time) },
   { title: _("machine"), of: ({ node }) => node },
   { title: _("level"), name: "level", of: ({ level }) => spoken(level) },
-  { title: _("text"), of: ({ text, dropped }) => (dropped ? say("… {n} lines were left out: there were too many", { n: whole(dropped) }) : text) },
+  { title: _("text"), of: ({ text, dropped }) => (dropped ? say("… {n} lines were left out: there were too many", { n: whole(dropped) }) : reasonOf(text)) },
 ];
 
 function showLogs() {
@@ -250,7 +250,7 @@ function showLogs() {
   options($("of"), [["", say("all machines")], ...names.map((name) => [name, name])]);
   options($("level"), [["", say("all levels")], ["warnings", say("warnings and errors")], ["errors", say("errors")]]);
   const wanted = $("contains").value.toLowerCase();
-  const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && line.text.toLowerCase().includes(wanted));
+  const lines = data.log.filter((line) => (!$("of").value || line.node === $("of").value) && LEVELS[$("level").value](line.level) && reasonOf(line.text).toLowerCase().includes(wanted));
   const empty = document.querySelector("#logs .empty");
   empty.hidden = lines.length > 0 || !data.head.name;
   empty.textContent = say(data.log.length ? _("No line has what you look for.") : _("No machine has written a line to its log."));
@@ -273,7 +273,7 @@ function showNotes() {
 function showAbout() {
   showNotes();
   const { data: texts = {}, values = {}, changed = [], environment = {}, parameters = null } = data.about;
-  const { sources = [], splits = {}, vocabulary = 0 } = texts;
+  const { sources = [], splits = {}, vocab_size: vocabulary = 0 } = texts;
   const { packages = {}, schema: _schema, ...software } = environment;
   const table = (name, titles, rows, how) => fillTable(document.querySelector(`#about .${name}`), titles.map((title, at) => ({ title, number: at > 1, of: (row) => row[at] ?? "" })), rows, how);
   const ofTokens = splits.train?.num_tokens ? [say("bytes per token ({n} tokens)", { n: whole(vocabulary) }), short(splits.train.num_bytes / splits.train.num_tokens)] : null;
