@@ -39,7 +39,7 @@ const REASONS = [
   _("loss or gradient out of the usual range: this update is left out, the training goes on"), _("too many updates left out: back to the last checkpoint, with other data from there"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
-  const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*)");
+  const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*?)");
   return { template, names, pattern: new RegExp(`^${pattern}$`, "s") };
 });
 
