@@ -101,14 +101,23 @@ def wait_for(
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        assert process is None or process.poll() is None, f"ended early: {process.communicate()[1]}"
+        assert process is None or process.poll() is None, f"ended early: {said_by(process)[-2000:]}"
         time.sleep(every_seconds)
+
+
+def said_by(process: "subprocess.Popen[str]") -> str:
+    """What a process has said once it has ended: on stderr, or into the file of its machine."""
+    talk: Path | None = getattr(process, "talk", None)
+    if talk is None:
+        return process.communicate(timeout=150)[1] or ""
+    process.wait(timeout=150)
+    return talk.read_text()
 
 
 def stop(process: "subprocess.Popen[str]") -> str:
     """Ask a training to save and stop, as `stop` and Ctrl-C do; what it has said."""
     process.terminate()
-    said = process.communicate(timeout=150)[1]
+    said = said_by(process)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     return said

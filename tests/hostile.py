@@ -6,9 +6,8 @@ import queue
 import random
 import re
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +197,6 @@ def memory_stays(limit_bytes: int) -> Iterator[None]:
     before = process.memory_info().rss
     yield
     assert process.memory_info().rss - before < limit_bytes
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + CEILING_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 class Held:

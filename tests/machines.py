@@ -9,7 +9,7 @@ from typing import IO
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
-from tests.commands import COMMAND, ENDLESS, wait_for
+from tests.commands import COMMAND, ENDLESS, said_by, wait_for
 from tests.inside import cuadrilla
 
 LANGUAGE_RUN = """
@@ -72,6 +72,7 @@ class Machine:
                 [*self.prefix, *command], env=self.environment(), text=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
+        process.talk = self.talk  # type: ignore[attr-defined]  # for `said_by`
         self.started.append(process)
         assert process.stdin is not None
         process.stdin.write(says)
@@ -124,7 +125,7 @@ def invite(machine: Machine, *arguments: str) -> str:
 
 def ended(worker: "subprocess.Popen[str]") -> str:
     """What one has said that has ended in order."""
-    said = worker.communicate(timeout=150)[1]
+    said = said_by(worker)
     assert worker.returncode == 0, said
     return said
 
@@ -133,9 +134,7 @@ def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     """Stop the crew; what its coordinator has said."""
     done = coordinator.run("stop")
     assert done.returncode == 0, done.stderr
-    said = crew.communicate(timeout=150)[1]
-    if coordinator.talk is not None:
-        said = coordinator.talk.read_text()
+    said = said_by(crew)
     assert crew.returncode == 130, said
     assert "Traceback" not in said
     return said

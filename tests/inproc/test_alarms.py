@@ -16,8 +16,8 @@ from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.alarms import Alarms
 from cuadrilla.train.checkpoint import load_newest
+from tests.commands import wait_for
 from tests.conftest import children
-from tests.hostile import wait_for
 from tests.inside import cuadrilla
 from tests.web import Server, fixed, serving
 

@@ -25,7 +25,8 @@ from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
-from tests.hostile import CEILING_SECONDS, wait_for
+from tests.commands import wait_for
+from tests.hostile import CEILING_SECONDS
 from tests.runs import RUN_FILE
 
 STEPS = 8

@@ -27,6 +27,7 @@ from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.invite import hash_secret, new_secret
 from cuadrilla.link.nodes import AllowList
+from tests.commands import wait_for
 from tests.crews import join
 from tests.hostile import (
     CEILING_SECONDS,
@@ -40,7 +41,6 @@ from tests.hostile import (
     hello_bytes,
     raw,
     upload,
-    wait_for,
 )
 
 # Who may call what

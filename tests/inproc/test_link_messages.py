@@ -21,6 +21,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.client import FROM_COORDINATOR
 from cuadrilla.link.server import FROM_WORKER
+from tests.commands import wait_for
 from tests.hostile import (
     BIG,
     CEILING_SECONDS,
@@ -36,7 +37,6 @@ from tests.hostile import (
     raw,
     upload,
     uploaded,
-    wait_for,
 )
 
 # Ten thousand frames for whoever reads them: an error of ours, or a message that means something

@@ -14,7 +14,8 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import client as link_client
 from cuadrilla.link.base import Contribution, Hello, Lease
 from cuadrilla.link.client import Connection, GrpcLink
-from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew, wait_for
+from tests.commands import wait_for
+from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
 
 
 class Router:

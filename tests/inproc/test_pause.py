@@ -17,8 +17,9 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import open_coordinator
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.rundir import RunDir
+from tests.commands import wait_for
 from tests.crews import join
-from tests.hostile import LAYOUT, Crew, wait_for
+from tests.hostile import LAYOUT, Crew
 from tests.inside import cuadrilla
 
 Type = Callable[..., "CompletedProcess[str]"]
