@@ -1,7 +1,6 @@
 """A Ray cluster of the user's own, as `ray start` makes it."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from bench.lan import Member
-from tests.ports import free_port
+from tests.ports import free_port, listens
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Else Ray takes an address of this machine's card."""
@@ -54,10 +53,8 @@ class RayNode:
         return [process for process in self._family() if "RayWorker" in named(process)]
 
     def listens(self) -> bool:
-        """Whether programs of this machine reach it: seconds after its start, more on a busy machine."""
-        host, _, port = self.address.rpartition(":")
-        with socket.socket() as probe:
-            return probe.connect_ex((host, int(port))) == 0
+        """Whether the head takes calls: seconds after its start, more on a busy machine."""
+        return listens(self.address, prefix=self.member.prefix)
 
     def runs(self) -> bool:
         return self.process.poll() is None

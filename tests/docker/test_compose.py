@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 CREW_RUN = '[engine]\nkind = "crew"\nworkers = []\n'
 CREW = ("--profile", "crew")
+COME = "from distributed import Client; Client('127.0.0.1:8786').wait_for_workers(1, timeout=100)"
 CAPABILITIES = "grep -hE '^(Uid|CapPrm|CapEff|CapBnd|NoNewPrivs):' /proc/1/status /proc/self/status"
 
 
@@ -38,14 +39,6 @@ def test_compose_reads_the_files(project: Project) -> None:
     trainer = merged["services"]["trainer"]
     assert trainer["build"]["args"]["TORCH_BUILD"] == "cu130"
     assert trainer["image"].rpartition(":")[2] == "cuda"
-
-
-def test_a_role_is_the_owner_of_the_folder_and_has_no_rights(project: Project) -> None:
-    """Not even those that it begins with, and in a command that is typed into it neither."""
-    user = owner_of(project.folder)
-    project.compose("--profile", "tensorboard", "up", "--detach", TENSORBOARD_PORT=str(free_port()))
-    found = [line.split()[1] for line in project.inside("tensorboard", "sh", "-c", CAPABILITIES).splitlines()]
-    assert found == [str(user), *["0" * 16] * 3, "1"] * 2
 
 
 def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project: Project, stories: Path) -> None:
@@ -105,12 +98,16 @@ def test_ray_trains_a_run_on_both_of_its_containers(project: Project, stories: P
 
 
 def test_dask_and_tensorboard(project: Project) -> None:
-    """On ports of the loopback that are free: others may use the usual ones."""
-    owner_of(project.folder)
+    """On ports of the loopback that are free: others may use the usual ones. A role is the owner of the folder and has
+    no rights, not even those that it begins with, and in a command that is typed into it neither."""
+    user = owner_of(project.folder)
     free = {"DASK_PORT": str(free_port()), "TENSORBOARD_PORT": str(free_port())}
     project.compose("--profile", "dask", "--profile", "tensorboard", "up", "--detach", **free)
     for service, name, port in (("scheduler", "DASK_PORT", 8787), ("tensorboard", "TENSORBOARD_PORT", 6006)):
         assert project.published(service) == {f"{port}/tcp": [{"HostIp": "127.0.0.1", "HostPort": free[name]}]}
+    found = [line.split()[1] for line in project.inside("tensorboard", "sh", "-c", CAPABILITIES).splitlines()]
+    assert found == [str(user), *["0" * 16] * 3, "1"] * 2
+    project.inside("scheduler", "python", "-c", COME)
     prepared = ("cuadrilla", "data", "prepare", "cuentos:200", "--out")
     project.compose("run", "--rm", "ingest", *prepared, "by-dask", "--dask", "scheduler:8786")
     project.compose("run", "--rm", "ingest", *prepared, "here")

@@ -28,6 +28,7 @@ def cluster(network: list[Member], tmp_path: Path) -> Iterator[list[RayNode]]:
     for name, member in zip(("head", "node"), network, strict=True):
         (tmp_path / name).mkdir()
         nodes.append(RayNode(tmp_path / name, member=member, head=nodes[0] if nodes else None))
+        wait_for(nodes[0].listens)
     yield nodes
     for node in reversed(nodes):
         node.stop(patience_seconds=5)  # one may have no network any more

@@ -1,25 +1,18 @@
 """A second machine, as README has it, at Spanish terminals of 80 columns: what both people read until the end."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.lan import Member, lan
+from bench.lan import Member
 from tests.commands import wait_for
 from tests.inside import cuadrilla
-from tests.networks import need_namespaces
 from tests.terminal import SPANISH, Terminal
 
+SHORT = ("--set", "train.steps=3", "--set", "train.batch_sequences=8", "--set", "engine.workers=[]")
+"""Without a worker of its own it waits for the other machine."""
 ENGLISH = r"\b(the|and|step|loss|machine|joined|working|done)\b"
-
-
-@pytest.fixture
-def network() -> Iterator[list[Member]]:
-    need_namespaces()
-    with lan(2, rate="400mbit") as members:
-        yield members
 
 
 @pytest.mark.thorough
@@ -34,7 +27,7 @@ def test_an_invite_is_pasted_on_a_second_machine_and_both_say_in_spanish_what_th
         home = str(tmp_path / f"home-{number}")
         return Terminal(arguments, cwd=tmp_path, prefix=network[number].prefix, CUADRILLA_HOME=home, **SPANISH)
 
-    here = opened(0, "up", "casa", "--set", "train.steps=20", "--set", "train.batch_sequences=64")
+    here = opened(0, "up", "casa", *SHORT)
     there = opened(1, "join")
     try:
         wait_for(here.shows(r"cuadrilla1\.\S+"), here.process)

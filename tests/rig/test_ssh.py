@@ -11,6 +11,7 @@ from bench.lan import CARD, Member
 from cuadrilla.rundir import RunDir
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import UNHURRIED, Machine, down, invite, present, up
+from tests.ports import listens
 
 pytestmark = pytest.mark.thorough
 
@@ -64,6 +65,7 @@ def test_a_rented_machine_joins_through_ssh(
     crew = up(home, run, PORT, workers=UNHURRIED)
     text = invite(home)
     with subprocess.Popen(forward) as tunnel:
+        wait_for(lambda: listens(f"127.0.0.1:{PORT}", prefix=rented.prefix))
         worker = rented.start("join", f"127.0.0.1:{PORT}", "--name", "rented", says=text)
         wait_for(lambda: present(run) == {"here-1", "rented"}, worker)
         wait_for(goes_on(run), worker)

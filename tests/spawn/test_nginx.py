@@ -3,7 +3,6 @@
 import http.client
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from bench.common import tokenizer_of
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
 from tests.commands import wait_for
-from tests.ports import free_port
+from tests.ports import free_port, listens
 from tests.serving import Service, serving
 
 pytestmark = [
@@ -44,15 +43,10 @@ def in_front_of(addresses: Sequence[str], *, port: int, folder: Path) -> Iterato
     command = ["nginx", "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
     with subprocess.Popen(command) as nginx:
         try:
-            wait_for(lambda: listens(port))
+            wait_for(lambda: listens(f"127.0.0.1:{port}"))
             yield
         finally:
             nginx.terminate()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
