@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.statistics import statistics_of
@@ -41,31 +39,6 @@ def test_strict_has_the_same_bits_for_any_crew(tmp_path: Path) -> None:
         execute(tmp_path / crew, Normalised(), STRICT, workers(speeds))
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
     assert [int(final(tmp_path / "one")[name]) for name in COUNTS] == [8, 8]
-
-
-def test_statistics_and_evaluation_computed_by_hand(tmp_path: Path) -> None:
-    task = Normalised()
-    execute(tmp_path, task, workers([1.0, 0.5]), "evaluate.sequences=0")
-    loader = UnitLoader(task.data("train"), seed=0, unit_sequences=3, device=torch.device("cpu"))
-    mean, variance = np.zeros(12), np.ones(12)
-    for version in range(8):
-        chosen = [task.data("train").x[loader.indices([unit])] for unit in range(24 * version, 24 * (version + 1))]
-        mean = 0.9 * mean + 0.1 * np.mean([x.mean(0) for x in chosen], axis=0)
-        variance = 0.9 * variance + 0.1 * np.mean([x.var(0, ddof=1) for x in chosen], axis=0)
-    found = final(tmp_path)
-    assert found["0.running_mean"].numpy() == pytest.approx(mean, abs=1e-6)
-    assert found["0.running_var"].numpy() == pytest.approx(variance, rel=1e-6)
-
-    def normalised(x: Tensor, layer: int) -> Tensor:
-        return (x - found[f"{layer}.running_mean"]) / (found[f"{layer}.running_var"] + 1e-5).sqrt()
-
-    held_out = task.data("val")
-    hidden = normalised(torch.tensor(held_out.x), 0) @ found["1.weight"].T
-    hidden = normalised(hidden, 2) * found["2.weight"] + found["2.bias"]
-    output = nn.functional.gelu(hidden) @ found["4.weight"].T + found["4.bias"]
-    squares = (output - torch.tensor(held_out.y)).square() * torch.tensor(held_out.count)[:, None]
-    by_hand = float(squares.sum()) / int(held_out.count.sum())
-    assert metrics(tmp_path)[-1]["val_loss"] == pytest.approx(by_hand, rel=1e-5)
 
 
 class Spiking(Normalised):

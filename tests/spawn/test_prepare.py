@@ -6,11 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
 
 from cuadrilla.data.folder import TOKENIZER, open_tokens, read_manifest, verify_folder
 from cuadrilla.data.tokenizer import Tokenizer
@@ -152,17 +149,6 @@ def test_no_text_is_in_both_splits_and_none_is_lost(books, tmp_path):
         assert manifest.splits[split].num_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_a_book_given_in_two_encodings_is_kept_once(books, tmp_path):
-    text = (books / "libro0.txt").read_text()
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    (tmp_path / "b.txt").write_bytes(text.replace("\n", "\r\n").encode("latin-1"))
-    done = run("--json", "data", "prepare", tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path / "out")
-    shown = json.loads(done.stdout)
-    assert [source["encoding"] for source in shown["sources"]] == ["utf-8", "cp1252"]
-    assert shown["sources"][1]["documents"] == 0
-    assert shown["counts"]["documents_duplicate"] == shown["sources"][0]["documents"]
-
-
 @pytest.mark.parametrize(
     ("stage", "is_replaced"), [("cleaning", False), ("training the tokenizer", False), ("writing tokens", True)]
 )
@@ -289,22 +275,6 @@ def test_one_small_file_is_cut_fine_enough_to_be_split(tmp_path):
     )
 
 
-@pytest.mark.thorough
-def test_a_tokenizer_of_another_model_with_a_large_vocabulary(books, tmp_path):
-    assert prepare(books, out=tmp_path / "own").returncode == 0
-    raw = RawTokenizer.from_file(str(tmp_path / "own" / TOKENIZER))
-    raw.add_tokens([AddedToken(f"<reserved {n}>", special=True) for n in range(70_000)])
-    raw.save(str(tmp_path / "big.json"))
-    out = tmp_path / "out"
-    done = run("data", "prepare", books, "--out", out, "--tokenizer", tmp_path / "big.json")
-    assert done.returncode == 0, done.stderr
-    manifest = read_manifest(out)
-    assert manifest.dtype == "uint32"
-    assert manifest.vocab_size > 70_000
-    assert (out / TOKENIZER).read_bytes() == (tmp_path / "big.json").read_bytes()
-    assert texts_of(out, "val") == texts_of(tmp_path / "own", "val")
-
-
 def test_stats_add_up(books, tmp_path):
     out = tmp_path / "out"
     assert prepare(books, out=out).returncode == 0
@@ -317,22 +287,3 @@ def test_stats_add_up(books, tmp_path):
     assert table.returncode == 0
     assert "libros/libro0.txt" in table.stdout
     assert "not a finished data folder" in fail(run("data", "stats", books), 4)
-
-
-def test_files_with_names_that_look_like_markup_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names are in errors, in what is skipped and in the table of `stats`. `[/x]` is a file in a folder."""
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "obras [").mkdir()
-    for name in ("Marianela [es].txt", "obras [/x].txt"):
-        (tmp_path / name).write_text(f"{name}: en un lugar de cuyo nombre no quiero acordarme. " * 20)
-    (tmp_path / "a\x1b[31m [b].pdf").write_text("x")
-    done = cuadrilla("data", "prepare", tmp_path, "--out", tmp_path / "data", "--vocab", "300")
-    assert done.returncode == 0, done.stderr
-    table = cuadrilla("data", "stats", tmp_path / "data").stdout
-    assert "/Marianela [es].txt " in table
-    assert "/obras [/x].txt " in table
-    assert "a\\u001b[31m [b].pdf" in done.stderr
-    assert "\x1b" not in table + done.stderr
-    missing = cuadrilla("data", "prepare", tmp_path / "obras [/y].txt", "--out", tmp_path / "data")
-    assert missing.returncode == 4
-    assert "obras [/y].txt" in missing.stderr

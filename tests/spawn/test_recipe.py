@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -106,23 +105,6 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     alone = typed(RECIPE, "python test_ddp.py --backend auto")
     assert alone.returncode == 2
     assert "WORLD_SIZE=2" in alone.stderr
-
-
-def test_the_monitor_writes_lines_until_ctrl_c(tmp_path: Path) -> None:
-    with open(tmp_path / "lines", "w+") as lines:
-        command = [sys.executable, str(RECIPE / "monitor.py"), "--interval", "5"]
-        process = subprocess.Popen(
-            command, stdout=lines, stderr=subprocess.PIPE, env=with_python(), text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-        )  # fmt: skip
-        wait_for(lambda: (tmp_path / "lines").stat().st_size > 0, process)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=4)[1]  # less than its interval
-        line = (tmp_path / "lines").read_text()
-    assert process.returncode == 0
-    assert said == ""
-    assert "CPU " in line
-    assert "GiB" in line
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
