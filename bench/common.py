@@ -1,5 +1,6 @@
-"""What every benchmark shares: medians, the machine it ran on, one JSON object on stdout, data of random tokens."""
+"""What every benchmark shares: options, medians, turns, one JSON object on stdout, data of random tokens."""
 
+import argparse
 import json
 import os
 import statistics
@@ -14,14 +15,27 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from cuadrilla.config import Config
-from cuadrilla.crew.local import run_local
 from cuadrilla.data.folder import TOKENIZER, Manifest, TokenWriter, dtype_for, write_manifest
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.host.facts import read_environment
-from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import resolve
-from cuadrilla.train.setup import assemble, make_task
-from cuadrilla.train.sinks import Scalars, Sink
+
+
+def options(description: str | None, **named: Any) -> argparse.Namespace:
+    """`name=default`: an option, of several values where the default is a list. `name=type`: an argument that must be
+    given, once or (`[type]`) several times."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, given in named.items():
+        several = isinstance(given, list)
+        one = given[0] if several else given
+        if isinstance(one, type):
+            parser.add_argument(name, type=one, nargs="+" if several else None)
+        elif isinstance(one, bool):
+            parser.add_argument("--" + name.replace("_", "-"), action="store_true")
+        else:
+            nargs = "+" if several else None
+            parser.add_argument("--" + name.replace("_", "-"), type=type(one), default=given, nargs=nargs)
+    return parser.parse_args()
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -35,11 +49,12 @@ def ratios(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
 
 
 def report(name: str, **fields: Any) -> None:
-    """The result, with versions, processor and threads."""
+    """The result, with versions, processor, threads and the load of the last minutes."""
     environment = read_environment()
     machine = {
         "cpu": environment["cpu"],
         "cores": os.cpu_count(),
+        "load": os.getloadavg(),
         "threads": torch.get_num_threads(),
         "python": environment["python"],
         "torch": torch.__version__,
@@ -81,27 +96,6 @@ def tokenizer_of(vocab_size: int) -> Tokenizer:
     return Tokenizer(inner.to_str().encode())
 
 
-class Turns(Sink):
-    """A sink that lets another program take its turn after each of our steps, and keeps our time per step."""
-
-    def __init__(self, other: Callable[[], float]) -> None:
-        """`other` does one step of the peer and returns its seconds."""
-        self._other = other
-        self.ours: list[float] = []
-        self.theirs: list[float] = []
-
-    def log(self, _step: int, scalars: Scalars) -> None:
-        self.ours.append(float(scalars["seconds"]))
-        self.theirs.append(self._other())
-
-
-def run_ours(folder: Path, config: Config, turns: Turns) -> None:
-    """The product's whole path: task, coordinator, in-process link, loop; without checkpoints on the way."""
-    run = RunDir(folder)
-    context = assemble(config, run, task=make_task(config, folder), sinks=[turns])
-    run_local(context)
-
-
 def configure(text: str, *sets: str) -> Config:
     return resolve(text, sets=sets).config
 
@@ -113,3 +107,12 @@ def timed(function: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+def in_turns(runs: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each in so many rounds, every other one backwards."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name in list(runs)[:: -1 if number % 2 else 1]:
+            seconds[name].append(timed(runs[name]))
+    return seconds

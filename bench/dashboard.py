@@ -8,11 +8,9 @@ memory of the page (its heap, and the private memory of its process), the memory
 what it reads and how long it takes when one row comes.
 """
 
-import argparse
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,8 +18,9 @@ from typing import Any
 
 import psutil
 
-from bench.common import report as tell
+from bench.common import options, report
 from tests.chromium import Browser, Tab
+from tests.commands import COMMAND
 from tests.watched import WrittenCrew, add_rows, rows_of
 
 DRAWN = (
@@ -63,18 +62,14 @@ def renderers() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10_000)
-    parser.add_argument("--opens", type=int, default=3)
-    chosen = parser.parse_args()
+    given = options(__doc__, workers=100, rounds=10_000, opens=3)
     with tempfile.TemporaryDirectory() as name:
-        crew = write(Path(name, "run"), workers=chosen.workers, rounds=chosen.rounds)
-        tell("dashboard", **vars(chosen), **measure(crew, Path(name), workers=chosen.workers, opens=chosen.opens))
+        crew = write(Path(name, "run"), workers=given.workers, rounds=given.rounds)
+        report("dashboard", **vars(given), **measure(crew, Path(name), workers=given.workers, opens=given.opens))
 
 
 def measure(crew: WrittenCrew, place: Path, *, workers: int, opens: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "cuadrilla", "dashboard", str(crew.folder), "--port", "0"]
+    command = [*COMMAND, "dashboard", str(crew.folder), "--port", "0"]
     files = sum(path.stat().st_size for path in crew.folder.rglob("*.jsonl"))
     found: dict[str, Any] = {"files_mb": files / 1e6, "opened": []}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:

@@ -7,15 +7,14 @@ pass of each in turn over the same random tokens, with the same setting of mallo
 ours, the median of turns, with products by oneDNN and by what torch calls. In bf16 they are the same.
 """
 
-import argparse
-import time
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.common import ratios, report, summary
+from bench.common import in_turns, options, ratios, report, summary
 from cuadrilla.config import ModelSection
 from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
@@ -62,12 +61,9 @@ class PlainGPT2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-def seconds(model: Any, ids: Tensor) -> float:
-    began = time.perf_counter()
+def one_pass(model: Any, ids: Tensor) -> None:
     torch.autograd.backward([model.loss(ids, ids)])
-    took = time.perf_counter() - began
     model.zero_grad()
-    return took
 
 
 def measure(preset: str, *, precision: str, rounds: int) -> dict[str, Any]:
@@ -78,10 +74,8 @@ def measure(preset: str, *, precision: str, rounds: int) -> dict[str, Any]:
         chosen.apply(models[name])
         models[name].use(onednn=name == "onednn")
     ids = torch.randint(config.vocab_size, (max(1, TOKENS // config.context), config.context))
-    took: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(1 + rounds):
-        for name, model in models.items():
-            took[name] += [seconds(model, ids)] if number else [seconds(model, ids)][1:]
+    passes = {name: partial(one_pass, model, ids) for name, model in models.items()}
+    took = {name: seconds[1:] for name, seconds in in_turns(passes, rounds=1 + rounds).items()}
     return {
         "precision": str(chosen),
         "rule": "onednn" if is_amd() else "torch",
@@ -92,18 +86,10 @@ def measure(preset: str, *, precision: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", nargs="+", choices=VOCABULARIES, default=list(VOCABULARIES))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    given = options(__doc__, preset=list(VOCABULARIES), threads=2, precision="fp32", rounds=7)
+    torch.set_num_threads(given.threads)
     keep_freed_memory()
-    found = {
-        preset: measure(preset, precision=arguments.precision, rounds=arguments.rounds) for preset in arguments.preset
-    }
-    report("kernels", **found)
+    report("kernels", **{name: measure(name, precision=given.precision, rounds=given.rounds) for name in given.preset})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """What training in windows costs: one process plays all lanes, so that only the learning differs, not the network.
 
-    python -m bench.lanes DATA_FOLDER [--speeds 8,4,2,1] [--steps 800] [--seeds 3] [--windows 4,8,16] [--bits 8]
+    python -m bench.lanes DATA_FOLDER [--speeds 8 4 2 1] [--steps 800] [--windows 4 8 16] [--bits 8]
 
 A step of the crew is one unit for each of the speeds' sum; in the same time the fastest machine alone does steps of its
 own units. `alone`: that machine, also in longer runs with schedules of their own, which is the scale of the others: a
 `speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is the ideal.
-The first `--exact` part of the steps merges gradients. Losses are in nats, of 256 held-out sequences at the end.
+The first `--exact` part of the steps merges gradients. Losses are in nats, of 256 held-out sequences at the end;
+`--bits` 8 or 32 are on the wire, `--optim` is muon or adamw.
 """
 
-import argparse
 import copy
 import itertools
 import math
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bench.common import configure, report
+from bench.common import configure, options, report
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import loss_of
@@ -30,8 +30,7 @@ from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import Stepper, Sums, trainable
 from cuadrilla.sync.windows import Windows
 from cuadrilla.train.loop import add_loss
-from cuadrilla.train.precision import choose_precision
-from cuadrilla.train.setup import make_model, make_recipe, make_task, measure_length
+from cuadrilla.train.setup import equip, make_task
 
 LONGER = (1.0, 1.5, 2.0)
 """Runs of the best machine alone, as multiples of the crew's time."""
@@ -64,13 +63,9 @@ class Play:
         text = RUN.format(seed=seed, data=data, length=length, steps=steps, batch=sum(lanes), optim=optim)
         config = configure(text)
         self.lanes, self.steps = lanes, steps
-        self.task = make_task(config, data)
-        self.model = make_model(self.task, seed=config.run.seed)
-        self.params = trainable(self.model)
-        device = torch.device("cpu")
-        measured, precision = measure_length(config, self.task), choose_precision("fp32", device=device)
-        self.recipe = make_recipe(config, task=self.task, length=measured, precision=precision)
-        self.step_tokens = measured.step_tokens
+        made = equip(config, make_task(config, data), device="cpu")
+        self.task, self.model, self.recipe = made.task, made.model, made.recipe
+        self.params, self.step_tokens, device = trainable(self.model), made.length.step_tokens, made.device
         self.loader = UnitLoader(self.task.data("train"), seed=seed, unit_sequences=1, device=device)
         self.held_out = UnitLoader(self.task.data("val"), seed=0, unit_sequences=1, device=device)
 
@@ -171,31 +166,22 @@ def times_longer(loss: float, alone: Mapping[float, float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="a prepared data folder")
-    parser.add_argument("--speeds", default="8,4,2,1", help="units of each lane in a step")
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--exact", type=float, default=0.05, help="part of the steps before the windows")
-    parser.add_argument("--windows", default="4,8,16", help="their steps, beside exact")
-    parser.add_argument("--bits", type=int, default=8, help="on the wire: 8 or 32")
-    parser.add_argument("--optim", default="muon", help="muon or adamw")
-    arguments = parser.parse_args()
-    lanes = [int(speed) for speed in arguments.speeds.split(",")]
-    results: dict[str, list[float]] = {}
-    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        play = partial(Play, arguments.data.resolve(), seed=seed, length=arguments.length, optim=arguments.optim)
+    given = options(
+        __doc__, data=Path, speeds=[8, 4, 2, 1], steps=800, length=128, seeds=3, first_seed=0, exact=0.05,
+        windows=[4, 8, 16], bits=8, optim="muon",
+    )  # fmt: skip
+    lanes, results = given.speeds, dict[str, list[float]]()
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        play = partial(Play, given.data.resolve(), seed=seed, length=given.length, optim=given.optim)
         alone = {}
         for times in LONGER:
-            alone[times] = train(play(steps=round(times * arguments.steps), lanes=[max(lanes)]))
+            alone[times] = train(play(steps=round(times * given.steps), lanes=[max(lanes)]))
             print(f"seed {seed} alone x {times}: {alone[times]:.4f}", file=sys.stderr, flush=True)
         results.setdefault("alone", []).append(alone[1.0])
-        for window in (0, *(int(steps) for steps in arguments.windows.split(","))):
+        for window in (0, *given.windows):
             name = f"windows of {window}" if window else "exact"
-            run = play(steps=arguments.steps, lanes=lanes)
-            loss = train(run, window=window, bits=arguments.bits, exact_part=arguments.exact)
+            run = play(steps=given.steps, lanes=lanes)
+            loss = train(run, window=window, bits=given.bits, exact_part=given.exact)
             results.setdefault(name, []).append(loss)
             speed = times_longer(loss, alone)
             print(f"seed {seed} {name}: {loss:.4f}, speed {speed:.3f}", file=sys.stderr, flush=True)
@@ -204,8 +190,8 @@ def main() -> None:
         "lanes",
         speeds=lanes,
         ceiling=sum(lanes) / max(lanes),
-        steps=arguments.steps,
-        tokens=arguments.steps * sum(lanes) * arguments.length,
+        steps=given.steps,
+        tokens=given.steps * sum(lanes) * given.length,
         results={name: {"mean": statistics.mean(values), "each": values} for name, values in results.items()},
     )
 

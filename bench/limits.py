@@ -1,9 +1,11 @@
 """Shares of this machine's processor, as control groups: machines that cannot lend each other theirs."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from os import getpid
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -20,6 +22,18 @@ class Share:
     def prefix(self) -> tuple[str, ...]:
         """To be put before `ip netns exec`, inside of which /sys/fs/cgroup cannot be seen."""
         return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
+
+    def processes(self) -> list[int]:
+        return [int(number) for number in (self.folder / "cgroup.procs").read_text().split()]
+
+    def close(self) -> None:
+        """Kill what still runs there, and remove the group."""
+        while numbers := self.processes():
+            for number in numbers:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.02)
+        self.folder.rmdir()
 
     def limit(self, cores: float) -> None:
         quota = str(round(cores * PERIOD_MICROSECONDS))
@@ -39,11 +53,11 @@ def root_of_shares() -> Path | None:
 
 @contextmanager
 def shares(number: int) -> Iterator[list[Share]]:
-    """Control groups without a limit yet. What was started in them must have ended at the end. Raises OSError."""
+    """Control groups without a limit yet; what still runs in them at the end is killed. Raises OSError."""
     root = root_of_shares()
     if root is None:
         raise FileNotFoundError("the cpu controller of control groups (version 1, or in cgroup.subtree_control)")
-    made = [Share(root / f"cua-{getpid()}-{index}") for index in range(1, number + 1)]
+    made = [Share(root / f"cua-{os.getpid()}-{index}") for index in range(1, number + 1)]
     try:
         for share in made:
             share.folder.mkdir()
@@ -51,7 +65,7 @@ def shares(number: int) -> Iterator[list[Share]]:
     finally:
         for share in made:
             if share.folder.exists():
-                share.folder.rmdir()
+                share.close()
 
 
 def _text(path: Path) -> str:

@@ -1,49 +1,50 @@
-"""The processes of `bench.link`: they do what a line on stdin says and answer with a line of JSON on stdout.
+"""The processes of `bench.link`: the product's server with a receiver that keeps contributions, and its clients.
 
-`NODES` holds the kinds. A command is the name of a method; its answer holds the seconds (monotonic, the same clock in
-every namespace) at which the transfer began and ended.
-
-* `crew`: the product's `CrewServer` with a receiver that keeps contributions, and a `GrpcLink` per worker.
-* `gloo`: torch.distributed, rank 0 in the coordinator's place; the same bytes as point-to-point messages, and an
-  all-reduce among the workers. Neither encrypted nor checked.
+An answer holds the seconds (monotonic, the same clock in every namespace) at which a transfer began and ended.
 """
 
-import faulthandler
-import json
-import os
 import queue
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from bench.lan import CARD, LAN
-from bench.link_tensors import Times, check, model
+from bench.nodes import obey
 from cuadrilla.link.base import Contribution, Hello, ToCoordinator, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 
+TENSOR_ELEMENTS = 2**22
 WAIT_SECONDS = 60.0
-LIMIT_SECONDS = 300.0  # a process that is still there then says where it hangs, and ends
+Times = dict[str, float]
 
 
-class CrewCoordinator:
+def model(num_parameters: int) -> dict[str, Tensor]:
+    """Tensors with that many fp32 elements; every process makes the same."""
+    sizes = [TENSOR_ELEMENTS] * (num_parameters // TENSOR_ELEMENTS) + [num_parameters % TENSOR_ELEMENTS]
+    return {f"layer.{i:03d}": torch.arange(size, dtype=torch.float32) + i for i, size in enumerate(sizes) if size}
+
+
+def check(received: Any, expected: Mapping[str, Tensor]) -> None:
+    assert received.keys() == expected.keys()
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+
+
+class Coordinator:
     """Sends versions, takes contributions."""
 
-    def __init__(self, *, folder: str, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
+    def __init__(self, *, folder: str, address: str, parameters: int, names: list[str]) -> None:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[float, ToCoordinator]] = queue.SimpleQueue()
-        self._version = 0
-        self._names = [f"worker-{rank}" for rank in range(1, workers + 1)]
+        self._version, self._names = 0, names
         layout = Layout.of(self._params)
         self._server = CrewServer(Path(folder) / "crew", receive=self._hear, contributions=[layout])
-        self._server.serve(f"{address}:{port}")
+        self._server.serve(address)
 
     def _hear(self, _worker: str, message: object) -> None:
         if isinstance(message, Hello | Contribution):
@@ -73,12 +74,12 @@ class CrewCoordinator:
         self._server.close()
 
 
-class CrewWorker:
+class Worker:
     """Downloads versions, uploads contributions."""
 
-    def __init__(self, *, folder: str, name: str, address: str, port: int, parameters: int, **_: Any) -> None:
+    def __init__(self, *, folder: str, address: str, parameters: int, name: str) -> None:
         self._params = model(parameters)
-        self._connection = Connection(f"{address}:{port}", identity=load_node(Path(folder) / name))
+        self._connection = Connection(address, identity=load_node(Path(folder) / name))
         self._link = self._connection.session(parameters=[Layout.of(self._params)])
         self._checked = False
 
@@ -106,72 +107,5 @@ class CrewWorker:
         self._connection.close()
 
 
-class GlooNode:
-    """A member of the process group; rank 0 is the coordinator."""
-
-    def __init__(self, *, rank: int, address: str, port: int, parameters: int, workers: int, **_: Any) -> None:
-        self._rank, self._workers = rank, range(1, workers + 1)
-        self._mine = torch.cat(list(model(parameters).values()))
-        self._theirs = [torch.empty_like(self._mine) for _ in self._workers]
-        if address.startswith(LAN):
-            os.environ["GLOO_SOCKET_IFNAME"] = CARD
-        store = dist.TCPStore(address, port, world_size=workers + 1, is_master=rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers + 1)
-        self._among_workers = dist.new_group(list(self._workers))
-
-    def download(self) -> Times:
-        return self._exchange([(0, worker) for worker in self._workers])
-
-    def upload(self) -> Times:
-        return self._exchange([(worker, 0) for worker in self._workers])
-
-    def both_ways(self) -> Times:
-        return self._exchange([(1, 0), (0, 2)])
-
-    def all_reduce(self) -> Times:
-        began = time.monotonic()
-        if self._rank:
-            dist.all_reduce(self._theirs[0], group=self._among_workers)
-        return {"began": began, "ended": time.monotonic()}
-
-    def close(self) -> None:
-        dist.destroy_process_group()
-
-    def _exchange(self, transfers: list[tuple[int, int]]) -> Times:
-        """`transfers`: from whom to whom."""
-        began = time.monotonic()
-        out = [dist.isend(self._mine, to) for source, to in transfers if source == self._rank]
-        into = [
-            dist.irecv(self._theirs[index], source) for index, (source, to) in enumerate(transfers) if to == self._rank
-        ]
-        for work in (*out, *into):
-            assert work is not None
-            work.wait()
-        return {"began": began, "ended": time.monotonic()}
-
-
-NODES: dict[str, Callable[..., Any]] = {
-    "crew-coordinator": CrewCoordinator,
-    "crew-worker": CrewWorker,
-    "gloo": GlooNode,
-}
-
-
-def main() -> None:
-    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
-    torch.set_num_threads(1)
-    specification = json.loads(sys.argv[1])
-    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
-    os.dup2(2, 1)
-    node = NODES[specification.pop("kind")](**specification)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    try:
-        for line in sys.stdin:  # until the benchmark closes it
-            times = getattr(node, line.strip())()
-            print(json.dumps(times or {}), file=answers, flush=True)
-    finally:
-        node.close()
-
-
 if __name__ == "__main__":
-    main()
+    obey(lambda **given: Coordinator(**given) if "names" in given else Worker(**given))

@@ -4,14 +4,11 @@
 * `torchft`: its DiLoCo, each rank a replica group; outer Nesterov of 0.7 and 0.9 as in its own tests, one bucket.
 
 Model, data, passes, clipping, schedule and (inner) optimizer are those of the run. A rank says that it is ready,
-trains when it is told to, and answers with its training losses, the seconds of each step and the held-out loss.
+trains when it is told to, and answers with the seconds of each step and the held-out loss.
 """
 
-import faulthandler
-import json
 import os
 import socket
-import sys
 import time
 from contextlib import nullcontext
 from datetime import timedelta
@@ -25,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.common import configure
 from bench.lan import CARD
+from bench.nodes import PORT, obey
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.model.task import loss_of
 from cuadrilla.sync.strategy import trainable
@@ -32,11 +30,10 @@ from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.setup import equip, make_task
 
 PATIENCE = timedelta(minutes=30)
-LIMIT_SECONDS = 7200.0  # a process that is still there then says where it hangs, and ends
 
 
 class Rank:
-    def __init__(self, *, kind: str, config: str, rank: int, addresses: list[str], port: int, **more: Any) -> None:
+    def __init__(self, *, kind: str, config: str, rank: int, addresses: list[str], **more: Any) -> None:
         """`more`: `steps`; of torchft also `every`, the steps of a window, and `lighthouse`."""
         self._kind, self._config, self._rank, self._more = kind, configure(config), rank, more
         self._address, self._workers = addresses[rank], len(addresses)
@@ -48,47 +45,43 @@ class Rank:
         self._module: nn.Module = _Loss(task, self._made.model)
         os.environ["GLOO_SOCKET_IFNAME"] = CARD
         if kind == "ddp":
-            store = dist.TCPStore(addresses[0], port, world_size=self._workers, is_master=rank == 0)
+            store = dist.TCPStore(addresses[0], PORT, world_size=self._workers, is_master=rank == 0)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=self._workers)
             self._module = DistributedDataParallel(self._module)
         else:
             socket.gethostname = lambda: addresses[rank]  # the others dial it, and in namespaces all have one name
-            self._store = dist.TCPStore(self._address, port, is_master=True, wait_for_workers=False)
+            self._store = dist.TCPStore(self._address, PORT, is_master=True, wait_for_workers=False)
 
     def train(self) -> dict[str, Any]:
-        made, found = self._made, dict[str, list[float]](losses=[], seconds=[])
+        made, seconds = self._made, list[float]()
         optimizer = _Stepping(made.model, made.recipe.make_optimizer(trainable(made.model)))
         with nullcontext() if self._kind == "ddp" else self._diloco(optimizer):
             for step in range(self._more["steps"]):
                 began = time.monotonic()
-                found["losses"].append(self._pass_all(step))
+                self._pass_all(step)
                 nn.utils.clip_grad_norm_(made.model.parameters(), made.recipe.clip_norm)
                 optimizer.factor = made.recipe.lr_factor(step + 1)
                 optimizer.step()
-                found["seconds"].append(time.monotonic() - began)
+                seconds.append(time.monotonic() - began)
         sequences = 0 if self._rank else self._config.evaluate.sequences
         places = {"device": made.device, "precision": made.precision}
-        return {
-            **found,
-            "val_loss": sequences and evaluate(made.task, made.model, sequences=sequences, **places)["loss"],
-        }
+        val_loss = sequences and evaluate(made.task, made.model, sequences=sequences, **places)["loss"]
+        return {"seconds": seconds, "val_loss": val_loss}
 
-    def _pass_all(self, step: int) -> float:
-        """Gradients of this rank's share, divided by its tokens; its mean loss."""
-        batch, size = (
-            self._config.train.batch_sequences,
-            self._made.pass_tokens // self._made.task.defaults.length,
-        )
-        share, tokens, total = batch // self._workers, self._made.length.step_tokens / self._workers, 0.0
+    def _pass_all(self, step: int) -> None:
+        """Gradients of this rank's share, divided by its tokens."""
+        batch = self._config.train.batch_sequences
+        size = self._made.pass_tokens // self._made.task.defaults.length
+        share, tokens = batch // self._workers, self._made.length.step_tokens / self._workers
         first = step * batch + self._rank * share
         self._module.zero_grad()
         for begin in range(first, first + share, size):
             end = min(begin + size, first + share)
             with self._module.no_sync() if self._kind == "ddp" and end < first + share else nullcontext():
-                loss = self._module(self._loader.batch(self._loader.indices(range(begin, end)))) / tokens
-                loss.backward()
-            total += float(loss.detach())
-        return total
+                (self._module(self._loader.batch(self._loader.indices(range(begin, end)))) / tokens).backward()
+
+    def close(self) -> None:
+        os._exit(0)
 
     def _diloco(self, inner: torch.optim.Optimizer) -> Any:
         from torchft import Manager, ProcessGroupGloo
@@ -127,25 +120,15 @@ class _Stepping(torch.optim.Optimizer):
         self._stepper.step(self.factor)
 
 
-def lighthouse(*, bind: str, replicas: int) -> Any:
-    from torchft.coordination import LighthouseServer
+class Lighthouse:
+    def __init__(self, *, bind: str, replicas: int) -> None:
+        from torchft.coordination import LighthouseServer
 
-    return LighthouseServer(bind=bind, min_replicas=replicas)
+        self._server = LighthouseServer(bind=bind, min_replicas=replicas)
 
-
-def main() -> None:
-    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
-    torch.set_num_threads(1)
-    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
-    os.dup2(2, 1)
-    specification = json.loads(sys.argv[1])
-    part = lighthouse(**specification) if "bind" in specification else Rank(**specification)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    if sys.stdin.readline():
-        print(json.dumps(part.train()), file=answers, flush=True)
-    sys.stdin.readline()  # the others may still need this one
-    os._exit(0)
+    def close(self) -> None:
+        os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    obey(lambda **given: Lighthouse(**given) if "bind" in given else Rank(**given))

@@ -1,20 +1,18 @@
 """Text to tokens, end to end: `cuadrilla data prepare`, its speed and its peak of memory.
 
-    python -m bench.prepare FOLDER [FILE ...] [--rounds 3] [--processes N]
-    python -m bench.prepare FOLDER [FILE ...] --memory MEGABYTES [--one-line]
+    python -m bench.prepare TEXTS... [--rounds 3] [--processes N]
+    python -m bench.prepare TEXTS... --memory MEGABYTES [--one-line]
 
 Read, detect encodings, clean, filter, drop equal and near-duplicate documents, split, encode, write tokens and
 manifest: a command timed from its start to its end; the tokenizer is trained before. The peak of memory is that of all
 processes of the command, shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms in a
-round of its own: looking costs time. `--memory`: that peak for one file of this size, in paragraphs or in one line,
-made of runs of words of the given text (so little of it repeats).
+round of its own: looking costs time. `--memory`: the same for one file of this size, in paragraphs or in one line, made
+of runs of words of the given text (so little of it repeats).
 """
 
-import argparse
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,19 +21,14 @@ from pathlib import Path
 
 import psutil
 
-from bench.common import report, summary
+from bench.common import options, report, summary, timed
 from cuadrilla.data.executor import available_cores
 from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.sources import list_sources
+from tests.commands import COMMAND
 
 SAMPLE_SECONDS = 0.05
-
-
-def seconds_of(command: Sequence[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - began
 
 
 def peak_mib(command: Sequence[str]) -> float:
@@ -61,46 +54,9 @@ def memory_of(process: psutil.Process) -> int:
         return 0
 
 
-def ours(sources: Sequence[str], out: Path, *options: str) -> list[str]:
-    """The command; `out` is emptied."""
-    shutil.rmtree(out, ignore_errors=True)
-    return [sys.executable, "-m", "cuadrilla", "data", "prepare", *sources, "--out", str(out), *options]
-
-
-def as_utf8(sources: Sequence[str], folder: Path) -> int:
-    """The same text as UTF-8 files in `folder`; their bytes in all."""
-    total = 0
-    for number, text in enumerate(list_sources(sources, exclude=folder).texts()):
-        path = folder / f"{number:05d}.txt"
-        path.write_text("".join(text.pieces), encoding="utf-8", newline="\n")
-        total += path.stat().st_size
-    return total
-
-
-def memory(arguments: argparse.Namespace, here: Path) -> None:
-    """Prepare one generated file, once."""
-    file = here / "generated.txt"
-    write_text(
-        arguments.sources, file, num_bytes=arguments.memory * 10**6, separator=" " if arguments.one_line else "\n\n"
-    )
-    began = time.perf_counter()
-    peak = peak_mib(ours([str(file)], here / "out", "--processes", str(arguments.processes)))
-    report(
-        "prepare: memory",
-        megabytes=arguments.memory,
-        one_line=arguments.one_line,
-        train_tokens=read_manifest(here / "out").splits["train"].num_tokens,
-        seconds=time.perf_counter() - began,
-        peak_mib=peak,
-    )
-
-
-def write_text(sources: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
-    """Paragraphs of 25 to 196 words, each of runs of 5 to 14 words from anywhere in `sources`."""
-    texts = list_sources(sources, exclude=path.parent).texts()
-    words = "\n".join(piece for text in texts for piece in text.pieces).split()
-    chance = random.Random(0)
-    written = 0
+def write_text(words: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
+    """Paragraphs of 25 to 196 words, each of runs of 5 to 14 words from anywhere."""
+    chance, written = random.Random(0), 0
     with open(path, "w", encoding="utf-8") as file:
         while written < num_bytes:
             paragraph: list[str] = []
@@ -113,33 +69,36 @@ def write_text(sources: Sequence[str], path: Path, *, num_bytes: int, separator:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("sources", nargs="+", help="folders or files of text")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=available_cores())
-    parser.add_argument("--memory", type=int, metavar="MEGABYTES", help="one run of ours on a file of this size")
-    parser.add_argument("--one-line", action="store_true", help="that file has no line ends")
-    arguments = parser.parse_args()
-    count = str(arguments.processes)
+    given = options(__doc__, texts=[str], rounds=3, processes=available_cores(), memory=0, one_line=False)
     with tempfile.TemporaryDirectory() as name:
-        here = Path(name)
-        if arguments.memory:
-            memory(arguments, here)
-            return
-        text = here / "text"
+        here, text, out = Path(name), Path(name) / "text", Path(name) / "out"
         text.mkdir()
-        num_bytes = as_utf8(arguments.sources, text)
-        prepare([str(text)], out=here / "first", options=PrepareOptions())
-        tokenizer = str(here / "first" / TOKENIZER)
+        texts = ["".join(each.pieces) for each in list_sources(given.texts, exclude=here).texts()]
+        if given.memory:
+            words, separator = "\n".join(texts).split(), " " if given.one_line else "\n\n"
+            write_text(words, text / "generated.txt", num_bytes=given.memory * 10**6, separator=separator)
+        else:
+            for number, each in enumerate(texts):
+                (text / f"{number:05d}.txt").write_text(each, encoding="utf-8", newline="\n")
+        command = [*COMMAND, "data", "prepare", str(text), "--out", str(out), "--processes", str(given.processes)]
+        if not given.memory:
+            prepare([str(text)], out=here / "first", options=PrepareOptions())
+            command += ["--tokenizer", str(here / "first" / TOKENIZER)]
 
-        options = ("--tokenizer", tokenizer, "--processes", count)
-        seconds = [seconds_of(ours([str(text)], here / "out", *options)) for _ in range(arguments.rounds)]
+        def once() -> None:
+            shutil.rmtree(out, ignore_errors=True)
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+        num_bytes = sum(path.stat().st_size for path in text.iterdir())
+        rates = [num_bytes / 1e6 / timed(once) for _ in range(0 if given.memory else given.rounds)]
+        shutil.rmtree(out, ignore_errors=True)
         report(
             "prepare",
             megabytes=num_bytes / 1e6,
-            processes=arguments.processes,
-            megabytes_per_second=summary([num_bytes / 1e6 / each for each in seconds]),
-            peak_mib=peak_mib(ours([str(text)], here / "out", *options)),
+            processes=given.processes,
+            megabytes_per_second=summary(rates) if rates else None,
+            peak_mib=peak_mib(command),
+            train_tokens=read_manifest(out).splits["train"].num_tokens,
         )
 
 

@@ -8,28 +8,26 @@ third commit behind it (the first may be of a round whose answers were all there
 values the largest. `round_seconds` is an undisturbed round of the same run, which the targets allow on top.
 """
 
-import argparse
 import itertools
 import math
-import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from bench.common import report, summary
+from bench.common import options, report, summary
 from cuadrilla.data.prepare import PrepareOptions, prepare
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import coordinator, events, joined, start, wait_for
 
 TARGETS = {"worker killed": 2.0, "worker frozen": 8.0, "coordinator killed": 15.0}
 NUM_WORKERS = 3
-SPEEDS = "1.0,0.5,0.5"
 STEPS_BEFORE, STEPS_WATCHED = 5, 3
-PATIENCE_SECONDS, POLL_SECONDS = 120.0, 0.002
 RUN = """
 [data]
 folder = "data"
@@ -53,81 +51,64 @@ every_tokens = 1_000_000_000
 """
 
 
+def micro_run(folder: Path) -> RunDir:
+    """One that trains until it is told to stop."""
+    run = RunDir(folder)
+    prepare(["cuentos:2000"], out=folder / "data", options=PrepareOptions(vocab=512))
+    run.run_file.write_text(RUN)
+    return run
+
+
 class Crew:
-    """A crew that trains until it is told to stop, as one sees it from outside."""
+    """As one sees it from outside."""
 
-    def __init__(self, run: RunDir, *, speeds: str = SPEEDS) -> None:
-        self._run = run
-        command = [sys.executable, "-m", "cuadrilla", "train", str(run.path), "--practice", speeds]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.process = start(run, "--practice", "1.0,0.5,0.5", stderr=subprocess.DEVNULL)
 
-    def coordinator(self) -> psutil.Process:
-        (found,) = psutil.Process(self._process.pid).children()
-        return found
-
-    def worker(self, index: int) -> psutil.Process:
-        """One of the worker processes that are there, the oldest first."""
-        mark = " work worker-"
-        found = [child for child in self.coordinator().children(recursive=True) if mark in " ".join(child.cmdline())]
-        return sorted(found, key=lambda process: process.create_time())[index]
-
-    def wait_for_joined(self, number: int) -> None:
-        """Until so many have joined since the run began."""
-        self._wait(lambda: self.num_joined() >= number)
-
-    def num_joined(self) -> int:
-        return sum(row["event"] == "joined" for row in read_jsonl(self._run.events))
+    def worker(self) -> psutil.Process:
+        """The oldest of the worker processes that are there."""
+        everyone = coordinator(self.process).children(recursive=True)
+        found = [child for child in everyone if " work worker-" in " ".join(child.cmdline())]
+        return min(found, key=lambda process: process.create_time())
 
     def commits(self, number: int) -> list[float]:
         """When each of the next commits was seen, on the monotonic clock."""
         return [self._next_commit(self._size()) for _ in range(number)]
 
+    def longest_gap(self, began: float) -> float:
+        return max(later - earlier for earlier, later in itertools.pairwise([began, *self.commits(STEPS_WATCHED)]))
+
     def _next_commit(self, seen: int) -> float:
-        self._wait(lambda: self._size() > seen)
+        wait_for(lambda: self._size() > seen, self.process, every_seconds=0.002)
         return time.monotonic()
 
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
     def _size(self) -> int:
-        return self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                raise SystemExit(f"the crew does not come back: see {self._run.path}")
-            time.sleep(POLL_SECONDS)
-
-
-def longest_gap(began: float, commits: Sequence[float]) -> float:
-    return max(later - earlier for earlier, later in itertools.pairwise([began, *commits]))
+        return self.run.metrics.stat().st_size if self.run.metrics.exists() else 0
 
 
 def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
     """Seconds without a commit, by fault; and of undisturbed rounds."""
     found: dict[str, list[float]] = {kind: [] for kind in ("round", *TARGETS)}
-    crew.wait_for_joined(NUM_WORKERS)
+    wait_for(joined(crew.run, NUM_WORKERS), crew.process)
     for _ in range(num_faults):
         quiet = crew.commits(STEPS_BEFORE)
         found["round"] += [later - earlier for earlier, later in itertools.pairwise(quiet)]
 
-        killed, began = crew.worker(0), time.monotonic()
+        killed, began = crew.worker(), time.monotonic()
         killed.kill()
-        found["worker killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
+        found["worker killed"].append(crew.longest_gap(began))
 
-        frozen, began = crew.worker(0), time.monotonic()
+        frozen, began = crew.worker(), time.monotonic()
         frozen.suspend()
-        found["worker frozen"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
+        found["worker frozen"].append(crew.longest_gap(began))
         frozen.resume()  # its lease was shared: mostly it is back before anybody has missed it
         crew.commits(STEPS_BEFORE)
 
-        joined = crew.num_joined()
-        killed, began = crew.coordinator(), time.monotonic()
+        before, killed, began = len(events(crew.run, "joined")), coordinator(crew.process), time.monotonic()
         killed.kill()
-        found["coordinator killed"].append(longest_gap(began, crew.commits(STEPS_WATCHED)))
-        crew.wait_for_joined(joined + NUM_WORKERS)
+        found["coordinator killed"].append(crew.longest_gap(began))
+        wait_for(joined(crew.run, before + NUM_WORKERS), crew.process)
         print(*(f"{values[-1]:.2f} s {kind}" for kind, values in found.items()), sep=", ", file=sys.stderr)
     return found
 
@@ -138,32 +119,27 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=10)
-    arguments = parser.parse_args()
+    given = options(__doc__, faults=10)
     with tempfile.TemporaryDirectory() as name:
-        run = RunDir(Path(name))
-        prepare(["cuentos:2000"], out=run.path / "data", options=PrepareOptions(vocab=512))
-        run.run_file.write_text(RUN)
-        crew = Crew(run)
+        crew = Crew(micro_run(Path(name)))
         try:
-            found = measure(crew, num_faults=arguments.faults)
+            found = measure(crew, num_faults=given.faults)
         finally:
-            crew.stop()
-        versions = [row["version"] for row in last_rows(run.metrics)]
-    rounds = summary(found.pop("round"))
+            crew.process.terminate()
+            crew.process.wait()
+        versions = [row["version"] for row in last_rows(crew.run.metrics)]
+    rounds = found.pop("round")
     report(
         "recovery",
         steps=len(versions),
-        load_average=os.getloadavg()[2],  # of the last quarter of an hour
         steps_lost=len(set(range(1, max(versions) + 1)) - set(versions)),
-        round_seconds=rounds,
+        round_seconds=summary(rounds),
         faults={
             kind: {
                 "p50": percentile(seconds, 0.5),
                 "p95": percentile(seconds, 0.95),
                 "target": TARGETS[kind],
-                "met": percentile(seconds, 0.95) <= TARGETS[kind] + rounds["median"],
+                "met": percentile(seconds, 0.95) <= TARGETS[kind] + statistics.median(rounds),
                 "seconds": seconds,
             }
             for kind, seconds in found.items()

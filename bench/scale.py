@@ -1,6 +1,6 @@
 """The plan against the coordinator itself, under a virtual clock: nine crews that are described, and up to 64 machines.
 
-    python -m bench.scale [--rounds 20] [--nodes 2,8,32,64]
+    python -m bench.scale [--rounds 20] [--nodes 2 8 32 64]
 
 The product's coordinator deals units and leases; machines and links are modelled: a worker downloads the version,
 computes, uploads; the transfers of a direction share the coordinator's link fairly. So nothing depends on how busy this
@@ -9,7 +9,6 @@ strategy that was simulated has 2 % more. `auto`: what `sync.kind = "auto"` make
 alone, after WARM_UP rounds, and the length that it ends with.
 """
 
-import argparse
 import heapq
 import itertools
 import math
@@ -21,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench.common import report
+from bench.common import options, report
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
 from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew, teaches
 from cuadrilla.plan.share import share_units
@@ -242,17 +241,14 @@ def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--nodes", default="2,8,32,64")
-    arguments = parser.parse_args()
+    given = options(__doc__, rounds=20, nodes=[2, 8, 32, 64])
     cells, many = {}, {}
     for (crew, names), (link, rate) in itertools.product(CREWS.items(), LINKS.items()):
         made = crew_of(names, bytes_per_second=rate, apart=crew == "apart")
         name = f"{crew}, {link}"
-        cells[name] = cell(made, workload(), rounds=arguments.rounds)
+        cells[name] = cell(made, workload(), rounds=given.rounds)
         print(name, cells[name], file=sys.stderr, flush=True)
-    for number in (int(word) for word in arguments.nodes.split(",")):
+    for number in given.nodes:
         began = time.perf_counter()
         made = crew_of(("3050",) * number, bytes_per_second=LINKS["1 Gbit/s"])
         run = Run(made, workload(), rounds=Rounds(share=share_units, steps=16))

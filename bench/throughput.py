@@ -6,11 +6,9 @@ Machines are network namespaces (`bench/lan.py`; plain loopback for a user that 
 machines, so a machine's slowness is made: `--unit-ms` in which it only waits for each unit. The coordinator shares the
 first machine. First each trains by itself with `cuadrilla train`, all at the same time; then as a crew, with `up` and
 `join`. The first SETTLE rounds measure the crew and do not count. `fraction`: units per second of the crew over the sum
-of those alone. A step moves 8 MB for each machine, all through the coordinator's card.
+of those alone. A step of `--units` moves 8 MB for each machine, all through the coordinator's card.
 """
 
-import argparse
-import os
 import signal
 import sys
 import tempfile
@@ -18,14 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import report, summary
-from bench.goodput import Machine, wait_for
+from bench.common import options, report, summary
 from bench.lan import can_shape, lan
+from bench.nodes import PORT, Place
 from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
+from tests.machines import ended, invite, up
 
-PORT, SETTLE = 47470, 5
+SETTLE = 5
 WEIGHTS = 2**20
 UNIT_MS = "BENCH_UNIT_MS"
 TASK = f"""
@@ -85,79 +84,57 @@ def units_per_second(run: RunDir, *, settle: int, steps: int) -> float:
     return float(units / sum(row["seconds"] for row in rows))
 
 
-def ended(machine: Machine) -> None:
-    assert machine.process is not None
-    if machine.process.wait():
-        raise SystemExit(machine.talk.read_text())
-
-
-def alone(folder: Path, machines: Sequence[Machine], *, steps: int) -> list[float]:
+def alone(folder: Path, machines: Sequence[Place], *, steps: int) -> list[float]:
     """Units per second of each; the last step evaluates."""
     runs = [make_run(folder / f"alone-{number}", units=16, steps=steps + 2) for number in range(len(machines))]
-    for machine, run in zip(machines, runs, strict=True):
-        machine.start("train", str(run.path))
-    for machine in machines:
-        ended(machine)
+    for process in [machine.start("train", str(run.path)) for machine, run in zip(machines, runs, strict=True)]:
+        ended(process)
     return [units_per_second(run, settle=1, steps=steps) for run in runs]
 
 
-def crew(folder: Path, lead: Machine, machines: Sequence[Machine], *, units: int, steps: int) -> float:
+def crew(folder: Path, lead: Place, machines: Sequence[Place], *, units: int, steps: int) -> float:
     """Units per second of all together."""
     run = make_run(folder / "crew", units=units, steps=SETTLE + steps + 1)
-    lead.start("up", str(run.path), "--listen", f"{lead.member.address}:{PORT}", "--set", "engine.workers=[]")
-    wait_for(Home(lead.home).open_file.exists)
-    invite = lead.ask("invite", "--uses", str(len(machines)))
-    wait_for(lambda: not list(Home(lead.home).invites.glob("*.json")))  # the coordinator has taken it
+    processes = [up(lead, run, PORT)]
+    says = invite(lead, "--uses", str(len(machines)))
     for number, machine in enumerate(machines, start=1):
         Home(machine.home).trust(code_hash([run.path / "task.py"]))
-        machine.start("join", "--name", f"m{number}", "--threads", "1", says=invite)
-    ended(lead)
-    for machine in machines:
-        ended(machine)
+        processes.append(machine.start("join", "--name", f"m{number}", "--threads", "1", says=says))
+    for process in processes:
+        ended(process)
     return units_per_second(run, settle=SETTLE, steps=steps)
 
 
 def turn(folder: Path, unit_ms: Sequence[float], *, units: int, steps: int, rate: str) -> dict[str, Any]:
     """Once alone, and once together."""
     with lan(len(unit_ms), rate=rate) as members:
-        lead, *machines = [
-            Machine(member, None, folder / f"home-{number}", talk=folder / f"said-{number}")
-            for number, member in enumerate([members[0], *members])
+        lead = Place(members[0], folder, name="lead")
+        machines = [
+            Place(member, folder, name=str(number), **{UNIT_MS: milliseconds})
+            for number, (member, milliseconds) in enumerate(zip(members, unit_ms, strict=True))
         ]
-        for machine, milliseconds in zip(machines, unit_ms, strict=True):
-            machine.environment[UNIT_MS] = str(milliseconds)
         try:
             by_themselves = alone(folder, machines, steps=steps)
             together = crew(folder, lead, machines, units=units, steps=steps)
         finally:
             for machine in (lead, *machines):
-                machine.end()
+                machine.stop()
     fraction = together / sum(by_themselves)
     print(f"{fraction:.3f} of the sum", file=sys.stderr)
     return {"alone": by_themselves, "crew": together, "fraction": fraction}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--unit-ms", type=float, nargs="+", default=[120, 240, 480, 480], help="one for each machine")
-    parser.add_argument("--units", type=int, default=64, help="in a step of the crew")
-    parser.add_argument("--rate", default="1gbit", help="of every card, as tc writes it; 0: loopback")
-    parser.add_argument("--steps", type=int, default=6, help="that are counted")
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
+    given = options(__doc__, unit_ms=[120.0, 240.0, 480.0, 480.0], units=64, rate="1gbit", steps=6, repeats=3)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
-    load = os.getloadavg()
     turns = []
-    for _ in range(arguments.repeats):
+    for _ in range(given.repeats):
         with tempfile.TemporaryDirectory() as name:
-            units, steps, rate = arguments.units, arguments.steps, arguments.rate
-            turns.append(turn(Path(name), arguments.unit_ms, units=units, steps=steps, rate=rate))
+            turns.append(turn(Path(name), given.unit_ms, units=given.units, steps=given.steps, rate=given.rate))
     report(
         "throughput",
-        network=f"namespaces, {arguments.rate} per card" if can_shape(arguments.rate) else "plain loopback, no limit",
-        unit_ms=arguments.unit_ms,
-        units=arguments.units,
-        load_before=load,
+        **vars(given),
+        network="namespaces" if can_shape(given.rate) else "plain loopback, no limit",
         fraction=summary([each["fraction"] for each in turns]),
         turns=turns,
     )

@@ -5,19 +5,22 @@
 
 AdamW in both, the same batch, vocabulary, length and threads; no dropout; one step of each in turn. Ours in the
 precision it chooses by itself, with fused AdamW, as a user gets it; theirs as in its documentation: fp32,
-`loss.backward()`, `clip_grad_norm_`, `torch.optim.AdamW`. Prints one JSON object; `speedup` is the median of the
-pairwise ratios of seconds per step.
+`loss.backward()`, `clip_grad_norm_`, `torch.optim.AdamW`. Of `--steps` pairs of steps the first two are not counted;
+`speedup` is the median of the pairwise ratios of seconds per step.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench.common import Turns, configure, random_data, ratios, report, run_ours, summary, timed
+from bench.common import configure, options, random_data, ratios, report, summary, timed
 from cuadrilla.config import PRESETS
+from cuadrilla.crew.local import run_local
+from cuadrilla.rundir import RunDir
+from cuadrilla.train.setup import assemble, make_task
+from cuadrilla.train.sinks import Scalars
 
 SIZES = {  # vocabulary, context, sequences in a batch
     "micro": (1024, 256, 16),
@@ -69,28 +72,37 @@ class TransformersLoop:
         self.optimizer.zero_grad()
 
 
+class Turns:
+    """A sink that lets the peer take its turn after each of our steps, and keeps the seconds of both."""
+
+    def __init__(self, peer: TransformersLoop) -> None:
+        self._peer = peer
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+
+    def log(self, _step: int, scalars: Scalars) -> None:
+        self.ours.append(float(scalars["seconds"]))
+        self.theirs.append(timed(self._peer.step))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="mini")
-    parser.add_argument("--steps", type=int, default=12, help="pairs of steps; the first two are not counted")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    vocab, context, batch = SIZES[arguments.size]
-    torch.set_num_threads(arguments.threads)
-    peer = TransformersLoop(arguments.size, vocab=vocab, context=context, batch=batch)
-    turns = Turns(lambda: timed(peer.step))
+    given = options(__doc__, size="mini", steps=12, threads=torch.get_num_threads())
+    vocab, context, batch = SIZES[given.size]
+    torch.set_num_threads(given.threads)
+    turns = Turns(TransformersLoop(given.size, vocab=vocab, context=context, batch=batch))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         random_data(folder / "data", vocab_size=vocab, num_tokens=context * batch * 40)
-        text = RUN.format(
-            size=arguments.size, context=context, batch=batch, steps=arguments.steps, threads=arguments.threads
-        )
-        run_ours(folder, configure(text), turns)
+        config = configure(RUN.format(context=context, batch=batch, **vars(given)))
+        run_local(assemble(config, RunDir(folder), task=make_task(config, folder), sinks=[turns]))
     ours, theirs = turns.ours[2:], turns.theirs[2:]
     tokens = batch * context
     report(
         "train",
-        size=arguments.size,
+        size=given.size,
         batch=batch,
         context=context,
         vocabulary=vocab,

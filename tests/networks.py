@@ -70,7 +70,7 @@ def lose(member: Member, *, share: float, source: str = "") -> None:
 
 @contextmanager
 def shares(number: int) -> Iterator[list[limits.Share]]:
-    """Control groups without a limit yet; skips where there are none. What was started in them must have ended."""
+    """Control groups without a limit yet; skips where there are none."""
     with ExitStack() as stack:
         try:
             made = stack.enter_context(limits.shares(number))
