@@ -235,21 +235,18 @@ def offered_by(run: Run, *, name: str = "", data: str = "data") -> RunDescriptio
 NOWHERE = "127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_other_names_are_refused_before_anything_is_written(run: Run) -> None:
+    for name in (
         "data", "data/", "data/../task.py", "data/./a", "data/.a", "data//a", "data/a/../../b", "/etc/passwd",
         "data\\a", "data/a\nb", "data/C:a", "code/../a.py", "code/a/b.py", "code/a", "task.py",
         ".initial", "teachers/../a", "run.toml",
-    ],
-)  # fmt: skip
-def test_other_names_are_refused_before_anything_is_written(run: Run, name: str) -> None:
-    with pytest.raises(Refused, match="no machine takes these"):
-        run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, name=name))
+    ):  # fmt: skip
+        with pytest.raises(Refused, match="no machine takes these"):
+            run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, name=name))
     assert not run.home.cache.exists()
 
 
-@pytest.mark.parametrize("data", ["/etc", "../../joined", "data/../..", "data/not-there"])
-def test_a_task_is_given_no_other_path_of_the_node(run: Run, data: str) -> None:
-    with pytest.raises(Refused, match="no machine takes these"):
-        run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, data=data))
+def test_a_task_is_given_no_other_path_of_the_node(run: Run) -> None:
+    for data in ("/etc", "../../joined", "data/../..", "data/not-there"):
+        with pytest.raises(Refused, match="no machine takes these"):
+            run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, data=data))

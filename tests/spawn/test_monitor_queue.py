@@ -1,42 +1,28 @@
-"""`cuadrilla monitor` on a machine that has a crew: who has joined, and what each does of a run or a queue."""
+"""`cuadrilla monitor` on a machine that has a crew: who has joined, and what each does of a run."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cuadrilla.home import Home
-from cuadrilla.host.usage import Usage
 from cuadrilla.jobs.queue import RunQueue
-from cuadrilla.link.base import NodeReport
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.rundir import FolderLock, append_event, make_private, write_json
-from cuadrilla.train.nodelog import NodeLogs
+from cuadrilla.rundir import FolderLock, make_private, write_json
 from tests.inside import cuadrilla
 from tests.watched import WrittenCrew
 
-NAME = "\x1b[2J dos"
-
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    """Hands out two runs: Ana has one, this machine the other, whose name would act on a terminal."""
+def home(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
-    queue = RunQueue(home.queue)
-    for name, place in (("uno", "ana"), (NAME, "place-1")):
-        run = WrittenCrew(folder=tmp_path / name, speeds={"x": 1.0}, rounds=5).write()
-        queue.note(queue.add(run), "running", place=place)
-    append_event(home.queue / "events.jsonl", "joined", worker="ana")
-    NodeLogs(home.queue / "nodes").report("ana", NodeReport(usage=Usage(cpu_percent=50.0), phase="computing"))
     make_private(home.crew)
-    write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(home.queue)})
-    with FolderLock(home.queue / "lock", purpose="a test"):
-        yield home
+    return home
 
 
 def environment(home: Home, **more: str) -> dict[str, str]:
@@ -73,13 +59,18 @@ def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
     return told
 
 
-def test_it_needs_no_torch(home: Home) -> None:
+def test_it_needs_no_torch(home: Home, tmp_path: Path) -> None:
+    """Of a machine that hands out runs, too."""
+    queue = RunQueue(home.queue)
+    run = WrittenCrew(folder=tmp_path / "uno", speeds={"x": 1.0}, rounds=5).write()
+    queue.note(queue.add(run), "running", place="place-1")
+    write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(home.queue)})
     code = (
         "import sys; from cuadrilla.cli.app import run; code = run()\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
     )
     command = [sys.executable, "-c", code, "monitor", "--once"]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=150)
+    with FolderLock(home.queue / "lock", purpose="a test"):
+        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert "place-1" in done.stdout
-    assert "\x1b" not in done.stdout

@@ -26,7 +26,8 @@ from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
-SHORT_DEMO, SHORT_TIME = ("--steps", "24"), "20s"
+SHORT_DEMO = ("--steps", "24")
+SHORTER = {"20m": "20s", "200": "8", "500": "12"}  # minutes of training; stories and pairs of an evaluation
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
 SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
 
@@ -156,7 +157,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
             case ["make", "check" | "test" | "test-all"] | [".", ".venv/bin/activate"]:
                 continue
             case ["cuadrilla", *arguments]:
-                arguments = [SHORT_TIME if word == "20m" else word for word in arguments]
+                arguments = [SHORTER.get(word, word) for word in arguments]
             case _:
                 pytest.fail(f"the README shows a command that no test runs: {line}")
         do = act.get(" ".join(arguments[:2])) or act.get(arguments[0]) or (lambda words: typed(words, tmp_path))

@@ -171,17 +171,16 @@ def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "callers"),
+    ("asked", "callers", "resets"),
     [
-        ({"stream": True}, 1),
-        ({}, 1),
-        ({"prompt": "Hola " * 300, "echo": True, "logprobs": 1, "n": 4}, 1),
-        ({}, 20),
+        ({"stream": True}, 1, False),
+        ({"stream": True}, 1, True),
+        ({"prompt": "Hola " * 300, "echo": True, "logprobs": 1, "n": 4}, 1, False),
+        ({}, 20, False),
     ],
-    ids=["a stream", "an answer in one piece", "a prompt that is scored", "some that wait"],
+    ids=["a stream", "one that resets", "a prompt that is scored", "some that wait for an answer in one piece"],
 )
-@pytest.mark.parametrize("way", ["closes", "resets"])
-def test_who_leaves_frees_its_slot(service: Service, asked: dict[str, Any], callers: int, way: str) -> None:
+def test_who_leaves_frees_its_slot(service: Service, asked: dict[str, Any], callers: int, resets: bool) -> None:
     until_idle(service)
     before = service.figure("generated_tokens_total", "long")
     with ExitStack() as stack:
@@ -190,7 +189,7 @@ def test_who_leaves_frees_its_slot(service: Service, asked: dict[str, Any], call
             connection.sendall(post(service, {**LONG, **asked}))
         wait_for(lambda: busyness(service)[0] > 0, seconds=CEILING_SECONDS)
         for connection in made:
-            if way == "resets":
+            if resets:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     until_idle(service)
     rows = callers * int(asked.get("n", 1))

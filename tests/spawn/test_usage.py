@@ -47,17 +47,7 @@ def program(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-        "import time; time.sleep(600)",
-        "import itertools; [print('x' * 10**6) for _ in itertools.count()]",
-        "print('{\"gpus\": 5}')",
-        "print('[' * 10**5)",
-    ],
-    ids=["crash", "hang", "flood", "lie", "deep"],
-)
+@pytest.mark.parametrize("text", ["import time; time.sleep(600)", "print('{\"gpus\": 5}')"], ids=["hang", "lie"])
 def test_one_that_fails_is_left_alone_for_a_while(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "TIMEOUT_SECONDS", 1.0 if "sleep" in text else 20.0)
     tally = tmp_path / "tally"
