@@ -66,10 +66,7 @@ def main() -> None:
     minutes = given.minutes * (1 + len(TARGETS)) * given.seconds / 60
     print(f"about {1 + minutes:.0f} minutes", file=sys.stderr)
     steps: defaultdict[str, list[int]] = defaultdict(list)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        places(Path(name), 1 + len(NAMES), rate="1gbit") as (lead, *workers),
-    ):
+    with tempfile.TemporaryDirectory() as name, places(Path(name), 1 + len(NAMES), rate="1gbit") as (lead, *workers):
         run = micro_run(Path(name) / "run")
         for place in (lead, *workers):
             assert place.share is not None

@@ -78,11 +78,7 @@ def recipe_of(
     make_optimizer: Callable[[Parameters], Stepper], *, lr_factor: float = 0.5, clip_norm: float = 0.0
 ) -> Recipe:
     """Constant rates."""
-    return Recipe(
-        make_optimizer=make_optimizer,
-        lr_factor=lambda _step: lr_factor,
-        clip_norm=clip_norm,
-    )
+    return Recipe(make_optimizer=make_optimizer, lr_factor=lambda _step: lr_factor, clip_norm=clip_norm)
 
 
 def answer_of(worker: WorkerHalf, *, tokens: int) -> Answer:

@@ -67,13 +67,7 @@ def test_the_stand_in_computes_and_refuses() -> None:
     assert torch.zeros(1).double().dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("muon", {}),
-        ("strict", {"sync.strict": True}),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings"), [("muon", {}), ("strict", {"sync.strict": True})])
 def test_a_language_model_is_trained_and_writes_as_on_a_cpu(
     folder: Path, name: str, settings: Mapping[str, Any]
 ) -> None:

@@ -153,10 +153,7 @@ NUM_STALLED = 300
 """More than the threads of the server."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [("stranger", "Call"), ("node", "Call"), ("node", "Session")],
-)
+@pytest.mark.parametrize(("kind", "method"), [("stranger", "Call"), ("node", "Call"), ("node", "Session")])
 def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
     """Calls without a message, ten on a connection; another node is answered after each of them."""
     identity = crew.node("mala") if kind == "node" else crew.stranger

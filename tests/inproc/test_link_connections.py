@@ -12,14 +12,7 @@ import pytest
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Contribution, Progress, Stop
 from cuadrilla.link.client import Connection
-from tests.hostile import (
-    HUNG_UP_SECONDS,
-    MIB,
-    PARAMETERS,
-    SLACK_SECONDS,
-    Crew,
-    memory_stays,
-)
+from tests.hostile import HUNG_UP_SECONDS, MIB, PARAMETERS, SLACK_SECONDS, Crew, memory_stays
 
 # What is no client of ours: closed, or harmless
 

@@ -10,15 +10,7 @@ import torch
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
-from cuadrilla.link.base import (
-    Download,
-    Enroll,
-    Hello,
-    Lease,
-    NodeReport,
-    SaidLine,
-    Stop,
-)
+from cuadrilla.link.base import Download, Enroll, Hello, Lease, NodeReport, SaidLine, Stop
 from cuadrilla.link.client import FROM_COORDINATOR
 from cuadrilla.link.server import FROM_WORKER
 from tests.commands import wait_for

@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from cuadrilla.config import TrainSection
-from cuadrilla.link.base import (
-    Contribution,
-    Lease,
-    Link,
-    TensorRef,
-    Tensors,
-    ToCoordinator,
-)
+from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact

@@ -12,17 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from cuadrilla.link.base import (
-    Contribution,
-    Goodbye,
-    Hello,
-    Lease,
-    Progress,
-    Stop,
-    ToCoordinator,
-    ToWorker,
-    Version,
-)
+from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from tests.simulate.disk import MASK, UNIT_TOKENS, Audit, SimAnswer, gradient, number_of
 
 HEARTBEAT_SECONDS = 1.0

@@ -83,12 +83,7 @@ class World:
     """One run: the coordinator's process with its transport, its disk and its parent, a crew, and what befalls them."""
 
     def __init__(
-        self,
-        seed: int,
-        faults: Sequence[SimFault] | None,
-        *,
-        strategy: Strategy = EXACT,
-        rules: Rules = RULES,
+        self, seed: int, faults: Sequence[SimFault] | None, *, strategy: Strategy = EXACT, rules: Rules = RULES
     ) -> None:
         self.random = random.Random(seed)
         self.report = SimReport(seed=seed, faults=())

@@ -18,11 +18,7 @@ from tests.chromium import CHROMIUM
 pytestmark = pytest.mark.thorough
 
 BENCHES = Path(__file__).parents[2] / "bench"
-NEEDS = {
-    "train": "transformers",
-    "generate": "transformers",
-    "serve": "transformers",
-}
+NEEDS = {"train": "transformers", "generate": "transformers", "serve": "transformers"}
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",

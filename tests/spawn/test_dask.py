@@ -108,10 +108,7 @@ def test_ctrl_c_ends_it(cluster, library, tmp_path):
 
 def test_no_scheduler_and_no_workers_are_named(library, tmp_path):
     with running(tmp_path, count=0) as (_, empty):
-        for address, why in (
-            (empty, "it has no workers"),
-            (f"127.0.0.1:{free_port()}", "cannot be used"),
-        ):
+        for address, why in ((empty, "it has no workers"), (f"127.0.0.1:{free_port()}", "cannot be used")):
             child = start(address, sources=library, out=tmp_path / "out", wait=False)
             _, said = child.communicate(timeout=TIMEOUT_SECONDS)
             assert child.returncode == 5, said

@@ -40,11 +40,7 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
         told = monitored(environment(home))
         assert (told["nodes"], told["crew"]["version"]) == (["ana", "eva", "luis"], 5)
         machines = [(each["name"], each["here"], each["phase"], each["share"]) for each in told["crew"]["machines"]]
-        assert machines == [
-            ("ana", True, None, 0.5),
-            ("luis", True, "paused", 0.5),
-            ("eva", False, None, None),
-        ]
+        assert machines == [("ana", True, None, 0.5), ("luis", True, "paused", 0.5), ("eva", False, None, None)]
         lines = cuadrilla("monitor", "--once", env=environment(home)).stdout.splitlines()
         assert [line.split()[:2] for line in lines[-3:]] == [["ana", "-"], ["luis", "paused"], ["eva", "gone"]]
     assert "crew" not in monitored(environment(home))

@@ -14,16 +14,7 @@ import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import (
-    COMMAND,
-    coordinator,
-    is_what_one_worker_gives,
-    make_run,
-    reached,
-    start,
-    stop,
-    wait_for,
-)
+from tests.commands import COMMAND, coordinator, is_what_one_worker_gives, make_run, reached, start, stop, wait_for
 from tests.machines import Machine
 from tests.terminal import OWN_TERMINAL
 

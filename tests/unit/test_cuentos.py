@@ -8,12 +8,7 @@ from collections import Counter
 
 import pytest
 
-from cuadrilla.data.cuentos import (
-    Fault,
-    check,
-    minimal_pairs,
-    stories,
-)
+from cuadrilla.data.cuentos import Fault, check, minimal_pairs, stories
 from cuadrilla.data.cuentos.checker import known_words
 from cuadrilla.data.cuentos.lexicon import VARIABLES
 from cuadrilla.data.cuentos.pairs import PHENOMENA

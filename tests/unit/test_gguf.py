@@ -108,8 +108,7 @@ def test_it_says_what_llama_cpp_looks_for(model: GPT2, tokenizer_path: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, {"model": {"ignore_merges": True}}],
+    "change", [{"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, {"model": {"ignore_merges": True}}]
 )
 def test_a_tokenizer_that_would_split_otherwise_is_refused(
     change: dict[str, Any], model: GPT2, tokenizer_path: Path, tmp_path: Path

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused, check_node_name
-from cuadrilla.link.invite import (
-    SECRET_BYTES,
-    VALID_SECONDS,
-    Invite,
-    Invites,
-    hash_secret,
-    new_secret,
-)
+from cuadrilla.link.invite import SECRET_BYTES, VALID_SECONDS, Invite, Invites, hash_secret, new_secret
 
 pytestmark = pytest.mark.unit
 
@@ -129,12 +122,7 @@ def test_the_secret_shows_only_in_the_text() -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [
-        ("Ana.LOCAL", "ana.local"),
-        ("[FD00:0:0::7]", "fd00::7"),
-        (" 10.0.0.1 ", "10.0.0.1"),
-        ("a_b-c.d1", "a_b-c.d1"),
-    ],
+    [("Ana.LOCAL", "ana.local"), ("[FD00:0:0::7]", "fd00::7"), (" 10.0.0.1 ", "10.0.0.1"), ("a_b-c.d1", "a_b-c.d1")],
 )
 def test_one_spelling_per_host(host: str, expected: str) -> None:
     invite = Invite(address=Address(host, 5), key_hash=bytes(32), secret=bytes(20))

@@ -6,10 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cuadrilla.crew.island import (
-    choose_backend,
-    require_alike,
-)
+from cuadrilla.crew.island import choose_backend, require_alike
 from cuadrilla.crew.run import require_one_worker
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place

@@ -68,17 +68,7 @@ def test_machines_of_one_name_are_numbered(nodes: AllowList) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{}",
-        '{"nodes": []}',
-        '{"nodes": {"ana": 3}}',
-        '{"nodes": {"ana": "zz"}}',
-        "\x00",
-    ],
+    ["", "{", "[]", "null", "{}", '{"nodes": []}', '{"nodes": {"ana": 3}}', '{"nodes": {"ana": "zz"}}', "\x00"],
 )
 def test_a_damaged_list_lets_nobody_in(tmp_path: Path, content: str) -> None:
     path = tmp_path / "nodes.json"

@@ -34,10 +34,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
     monkeypatch.setattr(optim, "BATCH_NUMBERS", 2 * 72)
     shapes = [(6, 6), (12, 6), (6, 12), (12, 6), (6, 6), (12, 6), (2, 2)]
     after = []
-    for make in (
-        partial(torch.optim.Muon, adjust_lr_fn="original"),
-        partial(Muon, dtype=dtype),
-    ):
+    for make in (partial(torch.optim.Muon, adjust_lr_fn="original"), partial(Muon, dtype=dtype)):
         generator = torch.Generator().manual_seed(1)
         layers = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
         optimizer = make(layers, lr=0.02, momentum=0.9, weight_decay=0.1)

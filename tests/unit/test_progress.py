@@ -45,12 +45,7 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("length", "settings", "expected"),
-    [
-        (256, {}, PASS_TOKENS // 256),
-        (10 * PASS_TOKENS, {}, 1),
-        (1, {}, 64),
-        (256, {"pass_sequences": 3}, 3),
-    ],
+    [(256, {}, PASS_TOKENS // 256), (10 * PASS_TOKENS, {}, 1), (1, {}, 64), (256, {"pass_sequences": 3}, 3)],
 )
 def test_a_processor_takes_so_many_sequences_at_a_time(length: int, settings: dict[str, int], expected: int) -> None:
     task = RaggedRegression()

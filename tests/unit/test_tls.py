@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from cuadrilla.link.identity import (
-    Identity,
-    is_of_coordinator,
-    key_hash,
-    load_node,
-    open_coordinator,
-    save_node,
-)
+from cuadrilla.link.identity import Identity, is_of_coordinator, key_hash, load_node, open_coordinator, save_node
 from cuadrilla.link.nodes import AllowList
 from tests.crews import join, refused
 

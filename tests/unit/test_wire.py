@@ -18,12 +18,7 @@ pytestmark = pytest.mark.unit
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 ENTRIES = st.lists(st.tuples(st.sampled_from(list(DTYPES)), SHAPES), max_size=6)
 CHUNK_SIZES = st.sampled_from([1, 3, 7, 64, 2**20])
-BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-}
+BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
 def tensors_of(entries: list[tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
