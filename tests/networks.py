@@ -1,6 +1,7 @@
 """What tests on networks of their own need of a machine, and shares of its processor and memory."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -42,6 +43,13 @@ def behind_router(num_members: int, num_hidden: int) -> Iterator[tuple[list[Memb
             pytest.skip(f"needs iptables that translate addresses: {error}")
         with nat.hidden(members[-1], num_hidden, rate=RATE) as hidden:
             yield members, hidden
+
+
+def do(member: Member, command: str) -> None:
+    """Skips where it cannot be done."""
+    done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
 
 
 def switch_port(index: int) -> tuple[str, str]:

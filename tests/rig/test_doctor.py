@@ -5,7 +5,6 @@ the way is free.
 """
 
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from bench.lan import CARD, Member
 from tests.machines import Machine
+from tests.networks import do
 
 PORT = 47470
 LISTEN = (
@@ -35,12 +35,6 @@ def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
 def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
     (row,) = [row for row in rows if row["check"] == check]
     return row
-
-
-def do(member: Member, command: str) -> None:
-    done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
 
 
 @contextmanager

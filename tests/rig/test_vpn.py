@@ -17,6 +17,7 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import wait_for
 from tests.machines import Machine, down, invite, present
+from tests.networks import do
 
 VPN = "10.8.0.2"
 WAYS_OUT: dict[str, tuple[str, ...]] = {
@@ -33,12 +34,6 @@ WAYS_OUT: dict[str, tuple[str, ...]] = {
 def way_out(network: list[Member]) -> None:
     for member in network:
         do(member, f"ip route add default via 10.77.0.254 dev {CARD}")
-
-
-def do(member: Member, command: str) -> None:
-    done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def work(machine: Machine, *more: str) -> "subprocess.Popen[str]":
 def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path) -> None:
     """One is stopped and added again, one comes first; the machine stays between runs; weights are those of one worker
     here, bit by bit."""
-    runs = {name: language_run(tmp_path / name, stories, steps=40) for name in ("uno", "dos")}
+    runs = {name: language_run(tmp_path / name, stories, steps=12) for name in ("uno", "dos")}
     long = language_run(tmp_path / "largo", stories)
     for run in (long, *runs.values()):
         assert coordinator.run("queue", "add", str(run.path)).returncode == 0

@@ -13,8 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import COMMAND, coordinator, is_what_one_worker_gives, make_run, reached, start, stop, wait_for
+from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import (
+    COMMAND,
+    coordinator,
+    events,
+    is_what_one_worker_gives,
+    make_run,
+    reached,
+    start,
+    stop,
+    wait_for,
+)
 from tests.machines import Machine
 from tests.terminal import OWN_TERMINAL
 
@@ -37,11 +47,7 @@ def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
 
 
 def num_restarts(run: RunDir) -> int:
-    return sum(row["event"] == "coordinator restarted" for row in read_jsonl(run.events))
-
-
-def num_joined(run: RunDir) -> int:
-    return sum(row["event"] == "joined" for row in read_jsonl(run.events))
+    return len(events(run, "coordinator restarted"))
 
 
 def versions(run: RunDir) -> list[int]:
@@ -53,12 +59,12 @@ def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str
     wait_for(reached(run, 10), crew)
     coordinator(crew).kill()
     wait_for(lambda: num_restarts(run) == 1, crew)
-    before = num_joined(run)
+    before = events(run, "joined")
     wait_for(lambda: bool(psutil.Process(crew.pid).children()), crew)
     announced = max(versions(run))
     coordinator(crew).kill()
     wait_for(lambda: num_restarts(run) == 2, crew)
-    assert (num_joined(run), max(versions(run))) == (before, announced)
+    assert (events(run, "joined"), max(versions(run))) == (before, announced)
     wait_for(reached(run, announced + 5), crew)
     said = stop(crew)
     assert said.count("the coordinator was killed (SIGKILL); it restarts") == 2

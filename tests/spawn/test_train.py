@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -15,6 +14,7 @@ from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
 from tests.commands import (
     TASK,
+    events,
     is_what_one_worker_gives,
     make_run,
     newest_version,
@@ -196,13 +196,9 @@ def test_what_a_run_leaves(run: RunDir) -> None:
     assert json.loads(run.config.read_text())["origins"]["train.steps"] == "--set"
     assert json.loads(run.env.read_text())["packages"]["torch"]
     assert (run.logs / "log.coordinator.txt").exists()
-    assert next(read_events(run, "finished"))["complete"] is True
+    assert events(run, "finished")[0]["complete"] is True
     assert train(run, "--set", "train.steps=5").returncode == 0
     assert [row["version"] for row in read_jsonl(run.metrics)] == [1, 2, 3, 4, 5]
-
-
-def read_events(run: RunDir, kind: str) -> Iterator[dict[str, object]]:
-    return (row for row in read_jsonl(run.events) if row["event"] == kind)
 
 
 @pytest.mark.parametrize(

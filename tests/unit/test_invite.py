@@ -8,6 +8,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused, check_node_name
 from cuadrilla.link.invite import SECRET_BYTES, VALID_SECONDS, Invite, Invites, hash_secret, new_secret
+from tests.clock import Clock
 
 pytestmark = pytest.mark.unit
 
@@ -167,14 +168,6 @@ def test_bad_node_names(name: str) -> None:
 
 
 # The coordinator's side
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def opened(invites: Invites, uses: int = 1) -> bytes:

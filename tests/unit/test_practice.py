@@ -8,19 +8,7 @@ import torch
 from cuadrilla.link.base import Contribution, Lease, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.inproc import InProcLink
 from cuadrilla.link.practice import LINE_SECONDS, OwnerLines, PracticeLink, Shape
-
-
-class Clock:
-    """Time that passes only where somebody spends it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def spend(self, seconds: float) -> None:
-        self.now += seconds
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -7,18 +7,12 @@ from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
 from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.train.loop import WorkerSettings, max_pass_sequences
 from cuadrilla.train.precision import PASS_TOKENS, choose_precision
+from tests.clock import Clock
 from tests.tasks import RaggedRegression
 
 pytestmark = pytest.mark.unit
 
 CPU = torch.device("cpu")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
