@@ -1,4 +1,4 @@
-"""What every benchmark shares: options, medians, turns, one JSON object on stdout, data of random tokens."""
+"""What every benchmark shares: options, medians, turns, one JSON object on stdout, a little text."""
 
 import argparse
 import json
@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
 from cuadrilla.config import Config
-from cuadrilla.data.folder import TOKENIZER, Manifest, TokenWriter, dtype_for, write_manifest
+from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.host.facts import read_environment
 from cuadrilla.runfile import resolve
@@ -64,25 +63,9 @@ def report(name: str, **fields: Any) -> None:
     print(json.dumps({"benchmark": name, "machine": machine, **fields}, indent=1))
 
 
-def random_data(folder: Path, *, vocab_size: int, num_tokens: int) -> None:
-    """A data folder of random tokens: speed does not depend on what they mean."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer_of(vocab_size)
-    tokenizer.save(folder / TOKENIZER)
-    random = np.random.default_rng(0)
-    splits = {}
-    for split, count in (("train", num_tokens), ("val", num_tokens // 4)):
-        writer = TokenWriter(folder, split=split, dtype=dtype_for(vocab_size))
-        writer.append(random.integers(0, vocab_size, count))
-        splits[split] = writer.close(num_bytes=count * 4, num_documents=1)
-    manifest = Manifest(
-        tokenizer_sha256=tokenizer.sha256(),
-        vocab_size=vocab_size,
-        dtype=dtype_for(vocab_size),
-        end_of_text=tokenizer.end_of_text,
-        splits=splits,
-    )
-    write_manifest(folder, manifest)
+def stories(folder: Path, *, number: int) -> None:
+    """A data folder of so many of the built-in stories."""
+    prepare([f"cuentos:{number}"], out=folder, options=PrepareOptions(vocab=512))
 
 
 def tokenizer_of(vocab_size: int) -> Tokenizer:

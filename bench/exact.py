@@ -9,9 +9,8 @@ crew (all must be equal); the others hold ‖θ_crew − θ_one‖ / ‖θ_one�
 import tempfile
 from pathlib import Path
 
-from bench.common import options, report
+from bench.common import options, report, stories
 from cuadrilla.crew.run import train_run
-from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from tests.runs import UNEQUAL, final, final_sha256, relative_difference
@@ -68,7 +67,7 @@ def main() -> None:
     given = options(__doc__, steps=20, stories=4000, settings=SETTINGS)
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "data"
-        prepare([f"cuentos:{given.stories}"], out=data, options=PrepareOptions(vocab=512))
+        stories(data, number=given.stories)
         results = {
             setting: compare(data, Path(name) / setting, steps=given.steps, setting=setting)
             for setting in given.settings

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.common import options, report, summary
-from cuadrilla.data.prepare import PrepareOptions, prepare
+from bench.common import options, report, stories, summary
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import coordinator, events, joined, start, wait_for
 
@@ -54,7 +53,7 @@ every_tokens = 1_000_000_000
 def micro_run(folder: Path) -> RunDir:
     """One that trains until it is told to stop."""
     run = RunDir(folder)
-    prepare(["cuentos:2000"], out=folder / "data", options=PrepareOptions(vocab=512))
+    stories(folder / "data", number=2000)
     run.run_file.write_text(RUN)
     return run
 
