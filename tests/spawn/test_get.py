@@ -6,6 +6,7 @@ import os
 import signal
 import ssl
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cuadrilla.cli.data import get_command
 from cuadrilla.errors import CuadrillaError
 from tests.commands import COMMAND, wait_for
 from tests.inproc.test_get_folder import archive
+from tests.inside import cuadrilla
 from tests.web import CEILING_SECONDS, fixed, moved, serving, silent, whole
 
 TEXT = ("En un lugar de la Mancha, de cuyo nombre no quiero acordarme. " * 3000).encode()
@@ -28,26 +30,16 @@ def server():
         yield started
 
 
-def get(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    settings = {
-        "env": CLEAN,
-        "stdin": subprocess.DEVNULL,
-        "capture_output": True,
-        "text": True,
-        "timeout": 100,
-        **options,
-    }
-    return subprocess.run([*COMMAND, "data", "get", *arguments], cwd=cwd, check=False, **settings)
+def get(*arguments: str, cwd: Path, env: Mapping[str, str] = CLEAN) -> "subprocess.CompletedProcess[str]":
+    return cuadrilla("data", "get", *arguments, cwd=cwd, env=env)
 
 
-def start(*arguments: str, cwd: Path, **options: object) -> "subprocess.Popen[str]":
-    settings = {"env": CLEAN, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
+def start(url: str, *, cwd: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*COMMAND, "data", "get", *arguments],
-        cwd=cwd,
+        [*COMMAND, "data", "get", url], cwd=cwd, env=CLEAN, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-        **settings,
-    )
+    )  # fmt: skip
 
 
 def parts(folder: Path) -> list[Path]:
