@@ -20,7 +20,7 @@ from cuadrilla.config import PRESETS
 from cuadrilla.crew.local import run_local
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.setup import assemble, make_task
-from cuadrilla.train.sinks import Scalars
+from cuadrilla.train.sinks import Scalars, Sink
 
 SIZES = {  # vocabulary, context, sequences in a batch
     "micro": (1024, 256, 16),
@@ -73,7 +73,7 @@ class TransformersLoop:
         self.optimizer.zero_grad()
 
 
-class Turns:
+class Turns(Sink):
     """A sink that lets the peer take its turn after each of our steps, and keeps the seconds of both."""
 
     def __init__(self, peer: TransformersLoop) -> None:
@@ -84,9 +84,6 @@ class Turns:
     def log(self, _step: int, scalars: Scalars) -> None:
         self.ours.append(float(scalars["seconds"]))
         self.theirs.append(timed(self._peer.step))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def main() -> None:
