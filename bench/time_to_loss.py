@@ -266,7 +266,7 @@ def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None =
         says = invite(there.coordinator, "--uses", str(len(there.machines)))
         for number, machine in enumerate(there.machines, start=1):
             machine.start("join", "--name", f"m{number}", "--threads", "1", "--data", str(race.data), says=says)
-            wait_for(joined(run, number), lead)
+            wait_for(lambda number=number: joined(run, number)() or lead.poll() is not None)
             there.limit(number)
         begun, meter = rounds(run), there.meter()
         while lead.poll() is None and (loss is None or rounds(run) < begun + SETTLE + race.pace):
