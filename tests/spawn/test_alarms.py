@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from cuadrilla.monitor.run import state_of
 from cuadrilla.rundir import RunDir
-from tests.commands import events, make_run, start
+from tests.commands import events, make_run, start, train
 
 WRITES = "import sys; open(sys.argv[1], 'a', encoding='utf-8').write(sys.stdin.read() + '\\n')"
 
@@ -26,16 +25,15 @@ def told(run: RunDir) -> list[list[str]]:
     return [[row["event"], row["text"]] for row in rows]
 
 
-def crew_of(run: RunDir) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WRITES, str(run.path / "told")]
-    return start(run, "--practice", "0.5,0.25", "--set", f"alarm.command={json.dumps(command)}")
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_a_coordinator_that_dies_again_and_again_is_told(run: RunDir) -> None:
+    """Its parent tells it, by the settings that the run was begun with."""
+    alarm = ("--set", f"alarm.command={json.dumps([sys.executable, '-c', WRITES, str(run.path / 'told')])}")
+    assert train(run, *alarm, "--stop-at", "1").returncode == 0
+    (run.path / "told").unlink(missing_ok=True)
     (run.path / "task.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})")
-    crew = crew_of(run)
+    crew = start(run, "--practice", "0.5,0.25", *alarm)
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 3, said
     assert len(events(run, "coordinator restarted")) == 2
