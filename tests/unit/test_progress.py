@@ -19,11 +19,11 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     clock = Clock()
     sink = ProgressSink(total_versions=10, done=0, clock=clock)
     clock.now = 1.0
-    sink.working(1, 0.01)  # too early to say anything
+    sink.working(1, 0.01)  # the first that is heard: workers took a second to begin
     assert capsys.readouterr().err == ""
     clock.now = 6.0
     sink.working(1, 0.1)  # a step takes a minute
-    assert capsys.readouterr().err == "step 1/10  10 % done in 6 s  ETA 10 min\n"
+    assert capsys.readouterr().err == "step 1/10  10 % done in 5 s  ETA 9 min\n"
     clock.now = 7.0
     sink.working(1, 0.12)
     assert capsys.readouterr().err == ""

@@ -70,7 +70,4 @@ def _tell(url: str, names: list[str], *, token: str) -> None:
     if not names:
         say("no run yet; those that begin here will be shown")
     say("open this in a browser of this machine; Ctrl-C ends it")
-    if token:
-        emit("{url}/#token={token}", url=url, token=token)
-    else:
-        emit("{url}/#token=… (from the token's file)", url=url)
+    emit("{url}/#token={token}" if token else "{url}/#token=… (from the token's file)", url=url, token=token)

@@ -47,7 +47,9 @@ class ProgressSink(Sink):
         self._counted = counted
         self._clock = clock
         self._last_line = -1e9
-        self._began = self._step_began = clock()
+        self._began = clock()
+        self._step_began: tuple[float, float] | None = None
+        """When, and with which part of it done; None: no worker has begun."""
         self._evaluation: str = ""
         self._bar: Progress | None = None
         if stderr.is_terminal:
@@ -64,7 +66,7 @@ class ProgressSink(Sink):
             self._bar.start()
 
     def log(self, step: int, scalars: Scalars) -> None:
-        self._step_began = self._clock()
+        self._step_began = self._clock(), 0.0
         is_narrow = self._bar is not None and stderr.width < WIDE
         if "val_loss" in scalars:
             self._evaluation = describe_evaluation(scalars, short=is_narrow)
@@ -88,10 +90,13 @@ class ProgressSink(Sink):
 
     def working(self, step: int, part: float) -> None:
         """A step that takes long is shown before it is done, and what the whole run will take."""
-        seconds = self._clock() - self._step_began
-        if seconds < PATIENCE_SECONDS or part >= 1:
+        if self._step_began is None:  # what came before was their start
+            self._began, self._step_began = self._clock(), (self._clock(), part)
+        began, before = self._step_began
+        seconds = self._clock() - began
+        if seconds < PATIENCE_SECONDS or part >= 1 or part <= before:
             return
-        left = seconds / part * (self._total - step + 1) - seconds
+        left = seconds / (part - before) * (self._total - step + 1 - part)
         numbers = Message("{percent:.0f} % done in {seconds:.0f} s", percent=100 * part, seconds=seconds)
         if self._bar is not None:
             told = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))

@@ -198,11 +198,8 @@ def _views(folder: RunDir, context: "RunContext") -> "list[Sink]":
     from cuadrilla.cli.progress import ProgressSink
     from cuadrilla.train.sinks import TensorBoardSink
 
-    progress = ProgressSink(
-        total_versions=context.length.num_steps,
-        done=context.resumed_at,
-        counted=context.task.defaults.counted,
-    )
+    counted = context.task.defaults.counted
+    progress = ProgressSink(total_versions=context.length.num_steps, done=context.resumed_at, counted=counted)
     if importlib.util.find_spec("tensorboard") is None:
         return [progress]
     return [progress, TensorBoardSink(folder.tensorboard)]
