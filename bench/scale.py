@@ -23,7 +23,6 @@ from functools import partial
 from bench.common import options, report
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
 from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew, teaches
-from cuadrilla.plan.share import share_units
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Received, Send, Tick
@@ -220,12 +219,12 @@ def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | 
     alone = predict_alone(crew.best, work).tokens_per_second
     gains, errors = {0: 1.0}, {}
     for steps in (1, *WINDOWS):
-        fixed = Run(crew, work, rounds=Rounds(share=share_units, steps=steps))
+        fixed = Run(crew, work, rounds=Rounds(steps=steps))
         rate, learned = fixed.train(rounds=rounds)
         errors[steps] = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second / rate - 1
         gains[steps] = learned / alone
     chosen = predict(crew, work)[0].steps
-    auto = Run(crew, work, rounds=AutoRounds(share=share_units, window_bytes=work.window_bytes / work.exact_bytes))
+    auto = Run(crew, work, rounds=AutoRounds(window_bytes=work.window_bytes / work.exact_bytes))
     _, learned = auto.train(rounds=rounds)
     return {
         "chosen": chosen,
@@ -251,7 +250,7 @@ def main() -> None:
     for number in given.nodes:
         began = time.perf_counter()
         made = crew_of(("3050",) * number, bytes_per_second=LINKS["1 Gbit/s"])
-        run = Run(made, workload(), rounds=Rounds(share=share_units, steps=16))
+        run = Run(made, workload(), rounds=Rounds(steps=16))
         many[str(number)] = run.train(rounds=3)[0] / made.best.tokens_per_second
         print(number, many[str(number)], f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     errors = [abs(each[key]) for each in cells.values() for key in ("error of exact", "error of windows of 8")]

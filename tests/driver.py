@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
-from cuadrilla.plan.share import share_units
 from cuadrilla.sync import events, ledger
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.exact import Exact
@@ -20,7 +19,7 @@ def rules(**changes: object) -> Rules:
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
     """A strategy's coordinator, new or from a snapshot."""
-    return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds(share=share_units))
+    return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds())
 
 
 class Crew:

@@ -13,7 +13,7 @@ from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.strategy import Strategy
 from cuadrilla.sync.windows import Windows
-from cuadrilla.sync.work import Rounds, Share, Work
+from cuadrilla.sync.work import Rounds, Work
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests.faults import PHASES, FaultyLink, Phase, Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
@@ -24,8 +24,8 @@ from tests.tasks import RaggedRegression
 class Alternating(Auto):
     """Exact rounds and windows of four steps by turns, whatever they take."""
 
-    def rounds(self, *, share: Share) -> Rounds:
-        return AlternatingRounds(share=share)
+    def rounds(self) -> Rounds:
+        return AlternatingRounds()
 
 
 class AlternatingRounds(Rounds):

@@ -14,7 +14,6 @@ from typing import cast
 from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
-from cuadrilla.plan.share import share_units
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
@@ -91,7 +90,7 @@ class World:
         self.disk = Disk()
         self.strategy = strategy
         self.rules = rules
-        steps = strategy.rounds(share=share_units).steps
+        steps = strategy.rounds().steps
         self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, steps=steps)
         self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
@@ -152,7 +151,7 @@ class World:
         self.incarnation += 1
         self.audit.restarted()
         state, guard_state, theta = recover(self.disk)
-        rounds = self.strategy.rounds(share=share_units)
+        rounds = self.strategy.rounds()
         self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
         self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
         guard = NeverGivesUp(section=GuardSection())

@@ -9,7 +9,6 @@ from torch import nn
 
 from cuadrilla.config import MuonSection
 from cuadrilla.link.base import Contribution, Hello, Lease, Tensors
-from cuadrilla.plan.share import share_units
 from cuadrilla.sync.auto import AutoMerge, AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Received, Send
@@ -43,7 +42,7 @@ class Machines:
             num_steps=self.num_steps,
             quorum=len(self.speeds),
         )
-        self.machine = Coordinator(rules=rules, rounds=AutoRounds(share=share_units, window_bytes=0.5))
+        self.machine = Coordinator(rules=rules, rounds=AutoRounds(window_bytes=0.5))
         self.due: list[tuple[float, str, Lease, float]] = []
         self.now, self.lengths, self.workers, self.parts = 0.0, list[int](), list[set[str]](), list[set[int]]()
 

@@ -31,10 +31,10 @@ def share_units(num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         for worker, pace in paces.items()
     }
     for _ in range(num_units - sum(shares.values())):
-        soonest = min(
-            paces, key=lambda worker: (paces[worker].seconds(shares[worker] + 1), -_speed(paces, worker), worker)
-        )
-        shares[soonest] += 1
+        next_one = [
+            (pace.seconds(shares[worker] + 1), -pace.units_per_second, worker) for worker, pace in paces.items()
+        ]
+        shares[min(next_one)[2]] += 1
     return shares
 
 
@@ -49,7 +49,3 @@ def finish_seconds(num_units: float, *, paces: Mapping[str, Pace]) -> float:
         begun += pace.fixed_seconds * pace.units_per_second
         finish = (num_units + begun) / speed
     return finish
-
-
-def _speed(paces: Mapping[str, Pace], worker: str) -> float:
-    return paces[worker].units_per_second

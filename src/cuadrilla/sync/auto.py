@@ -15,20 +15,18 @@ goes on begins with exact steps again.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Lease, Tensors
+from cuadrilla.link.base import Tensors
 from cuadrilla.plan.predict import lengths, parts_alone, smaller_steps_teach, teaches
-from cuadrilla.plan.share import Pace
-from cuadrilla.sync.events import Answer
+from cuadrilla.plan.share import Pace, share_units
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
-from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Reduced, Strategy, Sums, WorkerHalf, trainable
+from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Strategy, trainable
 from cuadrilla.sync.windows import STATE, Windows
-from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Share, Work
+from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
 
 BETTER = 1.03
 """A length must promise so much more than the present one."""
@@ -57,8 +55,8 @@ class Auto:
     def merge(self, model: nn.Module, recipe: Recipe) -> "AutoMerge":
         return AutoMerge(model, recipe)
 
-    def rounds(self, *, share: Share) -> Rounds:
-        return AutoRounds(share=share, window_bytes=self.window_bytes)
+    def rounds(self) -> Rounds:
+        return AutoRounds(window_bytes=self.window_bytes)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         return [form for steps in (1, 2) for form in strategy_of(steps).versions_like(model, recipe)]
@@ -86,29 +84,20 @@ class AutoWorker:
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self.params: Parameters = trainable(model)
         self._model, self._recipe = model, recipe
-        self._half: WorkerHalf = strategy_of(1).worker(model, recipe)
-        self._in_windows = False
+        self._take(in_windows=False)
+
+    def _take(self, *, in_windows: bool) -> None:
+        """Be this half, but for `apply`."""
+        self._in_windows, self._half = in_windows, strategy_of(1 + in_windows).worker(self._model, self._recipe)
+        self.begin, self.contribute = self._half.begin, self._half.contribute
+        self.after_micro_step, self.local_step = self._half.after_micro_step, self._half.local_step
+        self.collecting_statistics = self._half.collecting_statistics
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         in_windows = any(name.startswith(STATE) for name in version)
         if in_windows != self._in_windows:
-            self._half, self._in_windows = strategy_of(1 + in_windows).worker(self._model, self._recipe), in_windows
+            self._take(in_windows=in_windows)
         self._half.apply(version)
-
-    def begin(self, lease: Lease) -> None:
-        self._half.begin(lease)
-
-    def collecting_statistics(self) -> AbstractContextManager[None]:
-        return self._half.collecting_statistics()
-
-    def after_micro_step(self, sums: Sums) -> None:
-        self._half.after_micro_step(sums)
-
-    def local_step(self, sums: Sums) -> None:
-        self._half.local_step(sums)
-
-    def contribute(self) -> Tensors:
-        return self._half.contribute()
 
 
 class AutoMerge:
@@ -116,50 +105,35 @@ class AutoMerge:
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
-        self._half: MergeHalf = strategy_of(1).merge(model, recipe)
-        self._names = self._contributed(1)
-        self._in_windows = False
+        self._take(1)
+
+    def _take(self, steps: int) -> None:
+        """Be this half, but for what names the steps, or is of either."""
+        strategy, self._in_windows = strategy_of(steps), steps > 1
+        self._names = [frozenset(form) for form in strategy.contributions_like(self._model, self._recipe)]
+        self._half = half = strategy.merge(self._model, self._recipe)
+        self.reduce, self.norms, self.update, self.step = half.reduce, half.norms, half.update, half.step
+        self.state_tensors, self.load_state_tensors = half.state_tensors, half.load_state_tensors
 
     def _turn(self, steps: int) -> MergeHalf:
         if (steps > 1) != self._in_windows:
-            state, self._in_windows = self._half.state_tensors(), steps > 1
+            state = self.state_tensors()
             for parameter in trainable(self._model).values():
                 parameter.grad = None  # the other half would take a step with it
-            self._half, self._names = strategy_of(steps).merge(self._model, self._recipe), self._contributed(steps)
+            self._take(steps)
             if state:
-                self._half.load_state_tensors(state)
+                self.load_state_tensors(state)
         return self._half
-
-    def _contributed(self, steps: int) -> list[frozenset[str]]:
-        return [frozenset(form) for form in strategy_of(steps).contributions_like(self._model, self._recipe)]
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
         return self._turn(steps).version(steps=steps)
-
-    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        return self._half.reduce(answers, planned_tokens=planned_tokens)
-
-    def norms(self, answers: Sequence[Answer]) -> list[float]:
-        return self._half.norms(answers)
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Also whether it has the right one of both forms."""
         return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
 
-    def update(self) -> Mapping[str, Tensor]:
-        return self._half.update()
-
     def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
         self._turn(steps).load_update(update, steps=steps)
-
-    def step(self, *, norm: float, version: int, steps: int) -> float:
-        return self._half.step(norm=norm, version=version, steps=steps)
-
-    def state_tensors(self) -> Mapping[str, Tensor]:
-        return self._half.state_tensors()
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._half.load_state_tensors(tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +232,7 @@ class AutoRounds(Rounds):
 
     def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         if length != ALONE:
-            return self.share(num_groups, paces=paces)
+            return share_units(num_groups, paces=paces)
         fastest = min(paces, key=lambda name: (paces[name].seconds(num_groups), name), default="")
         return {name: num_groups if name == fastest else 0 for name in paces}
 

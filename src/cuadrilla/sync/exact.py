@@ -34,7 +34,7 @@ from cuadrilla.sync.strategy import (
     trainable,
     unusable,
 )
-from cuadrilla.sync.work import Rounds, Share
+from cuadrilla.sync.work import Rounds
 
 FIXED_POINT_SCALE = float(2**40)
 """Gradients of a mean loss rarely exceed 1 per element: 2^-40 of resolution leaves 2^22 of room in 62 bits."""
@@ -55,8 +55,8 @@ class Exact:
     def merge(self, model: nn.Module, recipe: Recipe) -> "ExactMerge":
         return ExactMerge(model, recipe, strict=self.strict)
 
-    def rounds(self, *, share: Share) -> Rounds:
-        return Rounds(share=share)
+    def rounds(self) -> Rounds:
+        return Rounds()
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and running statistics."""
@@ -159,10 +159,7 @@ class ExactMerge:
         """
         tokens = sum(answer.contribution.tokens for answer in answers)
         contributions = [answer.contribution.tensors for answer in answers]
-        if self._strict:
-            self._sum_fixed(contributions)
-        else:
-            self._sum_float(contributions)
+        self._sum(contributions)
         self._statistics.reduce(contributions)
         if tokens != planned_tokens:
             for gradient in self._gradients():
@@ -213,21 +210,17 @@ class ExactMerge:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._optimizer.load_state_tensors(tensors)
 
-    def _sum_float(self, contributions: Sequence[Tensors]) -> None:
+    def _sum(self, contributions: Sequence[Tensors]) -> None:
         for name, parameter in self._params.items():
-            total = contributions[0][name].to(parameter.device)
+            place = contributions[0][name].device if self._strict else parameter.device
+            total = contributions[0][name].to(place)
             if len(contributions) > 1:
                 total = total.clone()  # a contribution stays as it is: the merge may have to be repeated
             for item in contributions[1:]:
-                total.add_(item[name].to(parameter.device))
+                total.add_(item[name].to(place))
+            if self._strict:
+                total = _double(total).div_(FIXED_POINT_SCALE).to(parameter.dtype).to(parameter.device)
             parameter.grad = total
-
-    def _sum_fixed(self, contributions: Sequence[Tensors]) -> None:
-        for name, parameter in self._params.items():
-            total = contributions[0][name].clone()
-            for item in contributions[1:]:
-                total.add_(item[name])
-            parameter.grad = _double(total).div_(FIXED_POINT_SCALE).to(parameter.dtype).to(parameter.device)
 
     def _gradients(self) -> list[Tensor]:
         return [_gradient(parameter) for parameter in self._params.values()]

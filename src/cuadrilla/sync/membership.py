@@ -28,8 +28,6 @@ MIN_HELD_SECONDS = 0.5
 """A lease that ends unanswered sooner says nothing about its worker's speed."""
 FIRST_PROGRESS_SECONDS = 600.0
 """A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
-MIN_OVERDUE_SECONDS, MAX_OVERDUE_SECONDS = 600.0, 6 * 3600.0
-"""The limits of how long a lease lasts, however long its work was thought to take and whatever progress is claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,6 @@ class Rules:
     """A member hangs after so many times the expected time of its lease without progress: a pass may hold all of it."""
     late_factor: float = 1.5
     """A lease that takes this many times as long as it should is late: idle members try its units, too."""
-    overdue_factor: float = 20.0
 
 
 @dataclass(kw_only=True)
@@ -157,14 +154,12 @@ class Membership:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
         if rules.hung_after_seconds is None or lease is None:
             return ""
-        idle, held = self.now - member.progress_at, self.now - lease.at
-        expected = self.expected_seconds(lease)
-        known = held - idle if math.isinf(expected) else expected  # how long it took to its last progress
+        idle, expected = self.now - member.progress_at, self.expected_seconds(lease)
+        known = member.progress_at - lease.at if math.isinf(expected) else expected  # to its last progress
         limit = max(rules.hung_after_seconds, rules.hung_factor * known)
-        if idle > (limit if member.micro_steps else max(limit, FIRST_PROGRESS_SECONDS)):
-            return Message("hung: no progress for {seconds:.1f} s", seconds=idle)
-        overdue = min(max(MIN_OVERDUE_SECONDS, rules.overdue_factor * expected), MAX_OVERDUE_SECONDS)
-        return Message("overdue: no answer for {seconds:.1f} s", seconds=held) if held > overdue else ""
+        if not member.micro_steps:
+            limit = max(limit, FIRST_PROGRESS_SECONDS)
+        return Message("hung: no progress for {seconds:.1f} s", seconds=idle) if idle > limit else ""
 
     # -- speed ---------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from cuadrilla.link.base import Contribution, Lease, Tensors
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.work import Rounds, Share
+from cuadrilla.sync.work import Rounds
 
 OUTLIER_RATIO = 100.0
 """Sizes of honest contributions differ by much less, however few tokens one of them holds."""
@@ -158,8 +158,7 @@ class Strategy(Protocol):
 
     def merge(self, model: nn.Module, recipe: Recipe) -> MergeHalf: ...
 
-    def rounds(self, *, share: Share) -> Rounds:
-        """`share`: the planner."""
+    def rounds(self) -> Rounds: ...
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Names, dtypes and shapes of what a version may hold; the values mean nothing."""

@@ -55,7 +55,7 @@ from cuadrilla.sync.strategy import (
     trainable,
     unusable,
 )
-from cuadrilla.sync.work import Rounds, Share
+from cuadrilla.sync.work import Rounds
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
 """Before names of tensors that are not weights or their changes."""
@@ -81,10 +81,10 @@ class Windows:
     def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
         return WindowsMerge(model, recipe, bits=self.bits)
 
-    def rounds(self, *, share: Share) -> Rounds:
+    def rounds(self) -> Rounds:
         if self.strict_lanes:
-            return LaneRounds(share=share, steps=self.steps, sizes=self.strict_lanes)
-        return Rounds(share=share, steps=self.steps)
+            return LaneRounds(steps=self.steps, sizes=self.strict_lanes)
+        return Rounds(steps=self.steps)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Trainable parameters and the optimizer's state."""

@@ -8,10 +8,9 @@ are done at the same time.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cuadrilla.link.base import Lease, Version
-from cuadrilla.plan.share import Pace
+from cuadrilla.plan.share import Pace, share_units
 from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
 from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
@@ -24,12 +23,6 @@ PROBE_COST = 0.02
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
 """After this a lease is late, as long as no speed is known."""
-
-
-class Share(Protocol):
-    """A planner: whole units for each worker; the shares add up to `num_units`."""
-
-    def __call__(self, num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]: ...
 
 
 @dataclass(kw_only=True)
@@ -176,11 +169,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Each version is made of all units of its round, whoever computed them. `share`: the planner, which deals out
-    groups of as many units as a round has optimizer steps: `steps`. Strategies have subclasses with rules of their own.
+    """Each version is made of all units of its round, whoever computed them. Units are dealt out in groups: as many as a
+    round has optimizer steps (`steps`). Strategies have subclasses with rules of their own.
     """
 
-    share: Share
     steps: int = 1
 
     def deal(self, work: Work) -> list[Action]:
@@ -212,7 +204,7 @@ class Rounds:
         if not units:
             return []
         size, paces, granted = work.steps, _paces_of_groups(work), list[Action]()
-        shares = self.share(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
+        shares = share_units(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
             chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
             if chosen:
@@ -230,7 +222,7 @@ class Rounds:
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         """Groups of a round for each member."""
-        return self.share(num_groups, paces=paces)
+        return share_units(num_groups, paces=paces)
 
     @property
     def kind(self) -> int:

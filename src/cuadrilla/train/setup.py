@@ -22,7 +22,6 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.task import Task, load_task
 from cuadrilla.plan.decide import decide
-from cuadrilla.plan.share import share_units
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.choose import make_strategy
@@ -281,7 +280,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=crew.hung_after_seconds if crew else None,
     )
-    made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds(share=share_units))
+    made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds())
     # An answer to a lease of an earlier process must never fit one of this process.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
     return made
