@@ -169,8 +169,8 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Each version is made of all units of its round, whoever computed them. Units are dealt out in groups: as many as a
-    round has optimizer steps (`steps`). Strategies have subclasses with rules of their own.
+    """Each version is made of all units of its round, whoever computed them. Units are dealt out in groups of as
+    many as a round has optimizer steps: `steps`. Strategies have subclasses with rules of their own.
     """
 
     steps: int = 1

@@ -29,7 +29,7 @@ const TOLD = {
 const REASONS = [
   _("the run is complete"), _("the run has ended"), _("the run failed"), _("interrupted"), _("the run was stopped by {what}"), _("step {step} reached"),
   _("held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)"), _("another rank was asked to stop"), _("the connection ended"), _("a newer session of the same node has begun"),
-  _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("overdue: no answer for {seconds:.1f} s"), _("not a member of this run any more"),
+  _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("not a member of this run any more"),
   _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
   _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"), _("this node is paused (`cuadrilla pause --off` where the coordinator runs)"),
   _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
