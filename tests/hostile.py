@@ -88,7 +88,7 @@ class Crew:
         self.server = CrewServer(
             folder / "crew",
             receive=self.heard.deliver,
-            offer=Offer(config="{}", files={"file.bin": (file, b"f" * 32)}),
+            offer=Offer(config="{}", files={"file.bin": (file, "66" * 32)}),
             contributions=[contribution],
             standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),
         )

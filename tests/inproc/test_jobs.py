@@ -179,7 +179,7 @@ def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> Non
     }
     for file in order.begun:
         luis.connection.fetch(file, to=crew.folder / "fetched")
-        assert hashlib.sha256((crew.folder / "fetched").read_bytes()).digest() == file.sha256
+        assert hashlib.sha256((crew.folder / "fetched").read_bytes()).hexdigest() == file.sha256
 
 
 def test_a_machine_that_is_paused_saves_first(crew: Jobs) -> None:

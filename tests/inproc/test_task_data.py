@@ -228,7 +228,7 @@ def offered_by(run: Run, *, name: str = "", data: str = "data") -> RunDescriptio
     """What a coordinator says that offers this file, too, or that has this path as its task's data."""
     usual = offer(run.config(), run.run)
     config = usual.config.replace('"data": "data"', f'"data": "{data}"')
-    more = [bundle.OfferedFile(path=name, sha256=bytes(32), num_bytes=1)] if name else []
+    more = [bundle.OfferedFile(path=name, sha256="00" * 32, num_bytes=1)] if name else []
     return RunDescription(config=config, files=(*offered(usual.files), *more))
 
 

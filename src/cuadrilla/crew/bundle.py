@@ -59,12 +59,12 @@ def offer(config: Config, folder: Path) -> Offer:
             task = task.model_copy(update={"data": f"{DATA}/{data.name}" if data.is_file() else DATA})
         config = config.model_copy(update={"task": task})
         _require_usual(config, [*found])
-        files = {name: (file, _sha256(file)) for name, file in found.items()}
+        files = {name: (file, file_sha256(file)) for name, file in found.items()}
         return Offer(config=json.dumps(dump(config)), files=files)
     files = {f"{DATA}/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
     teachers = RunDir(folder).teachers
     for path in sorted(path for name in ("config.json", weights.WEIGHTS) for path in teachers.glob(f"*/{name}")):
-        files[path.relative_to(folder).as_posix()] = (path, _sha256(path))
+        files[path.relative_to(folder).as_posix()] = (path, file_sha256(path))
     return Offer(config=json.dumps(dump(config)), files=files)
 
 
@@ -96,7 +96,7 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
         raise CheckpointError("{path} does not exist", path=held, hint=hint)
     files = [begins_from / "config.json", begins_from / TOKENIZER, *(weights.files_of(held) if held.is_file() else [])]
     where = RunDir(folder).initial.name
-    found = {f"{where}/{path.name}": (path, _sha256(path)) for path in {held, *files} if path.is_file()}
+    found = {f"{where}/{path.name}": (path, file_sha256(path)) for path in {held, *files} if path.is_file()}
     return replace(without, files={**without.files, **found})
 
 
@@ -138,10 +138,10 @@ def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *
     if not wanted:
         return
     with _contents(home) as contents:
-        held = {contents / file.sha256.hex(): file for file in wanted.values()}
+        held = {contents / file.sha256: file for file in wanted.values()}
         _download(connection, {path: file for path, file in held.items() if not _is(path, file)}, report=report)
         for path, file in wanted.items():
-            _link(contents / file.sha256.hex(), path)
+            _link(contents / file.sha256, path)
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, re
 
 
 def _is(path: Path, file: OfferedFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.num_bytes and _sha256(path) == file.sha256
+    return path.is_file() and path.stat().st_size == file.num_bytes and file_sha256(path) == file.sha256
 
 
 def _link(path: Path, name: Path) -> None:
@@ -222,7 +222,7 @@ def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> 
 
 def code_hash(files: Sequence[Path]) -> str:
     """SHA-256 (hexadecimal) of the names and contents of these files."""
-    return _hash_of({file.name: _sha256(file) for file in files})
+    return _hash_of({file.name: file_sha256(file) for file in files})
 
 
 def fetched_code(home: Home) -> list[str]:
@@ -230,8 +230,8 @@ def fetched_code(home: Home) -> list[str]:
     return [code_hash(list(folder.glob("*.py"))) for folder in sorted(home.cache.glob(f"*/{CODE}"))]
 
 
-def _hash_of(files: Mapping[str, bytes]) -> str:
-    lines = sorted(f"{path} {sha256.hex()}\n" for path, sha256 in files.items())
+def _hash_of(files: Mapping[str, str]) -> str:
+    lines = sorted(f"{path} {sha256}\n" for path, sha256 in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -250,7 +250,3 @@ def _require_usual(config: Config, names: Sequence[str]) -> None:
             'and _; data have names without \\ : * ? " < > |',
             most=MAX_FILES,
         )
-
-
-def _sha256(path: Path) -> bytes:
-    return bytes.fromhex(file_sha256(path))

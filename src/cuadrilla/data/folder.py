@@ -114,11 +114,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error
 
 
-def data_files(folder: Path) -> list[tuple[Path, bytes]]:
+def data_files(folder: Path) -> list[tuple[Path, str]]:
     """Every file of a data folder and its SHA-256: what another machine needs to have the same. Raises DataError."""
-    files = [(folder / name, bytes.fromhex(sha256)) for name, sha256 in read_manifest(folder).files().items()]
-    own = hashlib.sha256((folder / MANIFEST).read_bytes()).digest()
-    return [*files, (folder / MANIFEST, own)]  # last: a folder without one holds nothing
+    files = [(folder / name, sha256) for name, sha256 in read_manifest(folder).files().items()]
+    return [*files, (folder / MANIFEST, file_sha256(folder / MANIFEST))]  # last: a folder without one holds nothing
 
 
 def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:

@@ -296,7 +296,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         job=job,
         run=run,
         lock=lock,
-        files={sha256.hex(): path for path, sha256 in {**offer.files, **begun}.values()},
+        files={sha256: path for path, sha256 in {**offer.files, **begun}.values()},
         keep=config.checkpoint.keep,
         begun_at=newest_version(run),
     )
@@ -313,7 +313,7 @@ def newest_version(run: RunDir) -> int:
     return max((version_of(path) for path in list_checkpoints(run.checkpoints)), default=0)
 
 
-def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
+def _begun(run: RunDir) -> dict[str, tuple[Path, str]]:
     """The files with which another machine goes on: the rows, and the newest checkpoint that verifies.
 
     Raises CheckpointError if there are some and none verifies. Newer ones would count as newer than all that machines
@@ -325,4 +325,4 @@ def _begun(run: RunDir) -> dict[str, tuple[Path, bytes]]:
         found = {f"checkpoints/{newest.name}/{name}": newest / name for name in (*FILES, MANIFEST)}
     if run.metrics.exists():
         found[METRICS] = run.metrics
-    return {name: (path, bytes.fromhex(file_sha256(path))) for name, path in found.items()}
+    return {name: (path, file_sha256(path)) for name, path in found.items()}

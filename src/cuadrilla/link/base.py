@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, Field, PlainSerializer
 
 from cuadrilla.errors import LinkError
 from cuadrilla.host.usage import Usage, usage_data
@@ -69,9 +69,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, AfterValidator(lambda text: one_line(text, most=MAX_TEXT))]
 Facts = Annotated[Mapping[Text, Text], Field(max_length=MAX_FACTS)]
 SomeUsage = Annotated[Usage, PlainSerializer(usage_data)]
-Sha256 = Annotated[
-    bytes, BeforeValidator(bytes.fromhex), Field(min_length=32, max_length=32), PlainSerializer(bytes.hex)
-]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +199,8 @@ class Offer:
     """What a node needs to become a worker of this run: its configuration as JSON, and files by relative path."""
 
     config: str
-    files: Mapping[str, tuple[Path, bytes]]
-    """Relative path → where it lies here, and its SHA-256."""
+    files: Mapping[str, tuple[Path, str]]
+    """Relative path → where it lies here, and its SHA-256 in hexadecimal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +210,7 @@ class OfferedFile:
     num_bytes: Count
 
 
-def offered(files: Mapping[str, tuple[Path, bytes]]) -> tuple[OfferedFile, ...]:
+def offered(files: Mapping[str, tuple[Path, str]]) -> tuple[OfferedFile, ...]:
     """What is said of files that lie here."""
     return tuple(
         OfferedFile(path=name, sha256=sha256, num_bytes=here.stat().st_size) for name, (here, sha256) in files.items()

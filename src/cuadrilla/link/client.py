@@ -119,14 +119,14 @@ class Connection:
 
         Raises LinkError, ResourceError; Refused where to try again is of no use.
         """
-        part, sha256 = to.with_name(f".{to.name}.part"), file.sha256.hex()
+        part = to.with_name(f".{to.name}.part")
         with storage_errors(to), open(part, "ab") as target:
             begun = target.tell()
             arrived(begun)
-            for data in self.ask(Download(sha256=sha256, offset=begun)):
+            for data in self.ask(Download(sha256=file.sha256, offset=begun)):
                 target.write(data)
                 arrived(len(data))
-        if file_sha256(part) != sha256:
+        if file_sha256(part) != file.sha256:
             part.unlink()
             template = "{path} arrived damaged, or it has changed since the coordinator began the run"
             if begun:  # what was here before may be of something else

@@ -406,7 +406,7 @@ class CrewServer:
         if packed is not None:
             yield from wire.chunks([packed])
             return
-        files = (path for path, sha256 in self._offer.files.values() if sha256.hex() == wanted.sha256)
+        files = (path for path, sha256 in self._offer.files.values() if sha256 == wanted.sha256)
         path = next(files, None) or (self._jobs.file(wanted.sha256) if self._jobs is not None else None)
         if path is None:
             raise LinkError("what is asked for is not here")
