@@ -246,7 +246,7 @@ SEEDS: list[bytes] = [
             Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
             Stop(reason="the run has ended", refused=True),
             upload(3, transfer_seconds=0.5),
-            Enroll(name="berta", numbered=True),
+            Enroll(name="berta"),
             Download(version=1, offset=9),
         ),
     )

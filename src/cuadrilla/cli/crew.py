@@ -174,7 +174,7 @@ def _show_invite(home: Home, *, uses: int) -> None:
 def join(
     address: Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Default: the address in the invite.")] = "",
     name: Annotated[
-        str, typer.Option(help="This machine's name in the crew (default: its host name, numbered if it is taken).")
+        str, typer.Option(help="This machine's name in the crew, numbered if it is taken (default: its host name).")
     ] = "",
     invite_file: InviteFile = None,
     new: Annotated[

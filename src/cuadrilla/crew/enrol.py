@@ -19,21 +19,21 @@ from cuadrilla.messages import Message
 def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[str], None]) -> Joined:
     """Check who answers, then trade the invite for a token. A machine that has one shows it, and keeps its name.
 
-    `name`: empty for its host name, or that with a number if another machine has it. `report` hears what was done.
-    Raises LinkError.
+    `name`: empty for the one that it has there, or its host name. `report` hears what was done. Raises LinkError.
     """
-    wanted = name or host_name()
-    check_node_name(wanted)
     invite = Invite.parse(text)
     if address:
         invite = replace(invite, address=Address.parse(address))
-    pinned = pinned_certificate(invite)
     folder = home.joined_folder(invite.key_hash)
+    known = next((crew.name for crew in home.joined() if crew.folder == folder), "")
+    wanted = name or known or host_name()
+    check_node_name(wanted)
+    pinned = pinned_certificate(invite)
     identity = Identity(certificate=pinned)
     with suppress(LinkError):  # it has none, or none that it could use
         identity = replace(identity, token=load_node(folder).token)
     with closing(Connection(str(invite.address), identity=identity)) as connection:
-        name_there, token = connection.enroll(wanted, secret=invite.secret, numbered=not name)
+        name_there, token = connection.enroll(wanted, secret=invite.secret)
     save_node(folder, replace(identity, token=token))
     crew = Joined(folder=folder, address=str(invite.address), name=name_there)
     home.remember(crew)

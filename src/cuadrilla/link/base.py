@@ -238,10 +238,9 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Enroll:
-    """A new node's name for itself; `numbered`: where that is another machine's, it with a number behind it will do."""
+    """A new node's name for itself."""
 
     name: str
-    numbered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

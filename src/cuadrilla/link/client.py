@@ -91,13 +91,10 @@ class Connection:
         self._device = device
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
-    def enroll(self, name: str, *, secret: bytes, numbered: bool = False) -> tuple[str, str]:
-        """Trade an invite's secret for the name under which this machine is in the crew, and its token.
-
-        `numbered`: if that name is another machine's, it with a number behind it will do. Raises LinkError.
-        """
-        asked = Enroll(name=name, numbered=numbered)
-        answer = wire.decode(b"".join(self.ask(asked, seconds=CALL_SECONDS, secret=secret)), Enrolled)
+    def enroll(self, name: str, *, secret: bytes) -> tuple[str, str]:
+        """Trade an invite's secret for the name under which this machine is in the crew, and its token. Raises
+        LinkError."""
+        answer = wire.decode(b"".join(self.ask(Enroll(name=name), seconds=CALL_SECONDS, secret=secret)), Enrolled)
         return answer.name, answer.token
 
     def leave(self) -> None:
@@ -359,9 +356,6 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)
-        case grpc.StatusCode.ALREADY_EXISTS:
-            hint = "the invite is still good, for a free name or this machine's own: cuadrilla join --name NAME"
-            return Refused("the coordinator refused: {reason}", reason=reason, hint=hint)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             template = "{address} cannot be reached: {reason}"
             return LinkError(template, address=address, reason=reason, hint="is the coordinator running?")

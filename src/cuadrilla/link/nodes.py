@@ -22,10 +22,6 @@ from cuadrilla.rundir import FolderLock, make_private, write_json
 TOKEN_BYTES = 32
 
 
-class NameTaken(LinkError):
-    """Under another name the machine could get in."""
-
-
 class AllowList:
     """Names of nodes and the SHA-256 of their tokens, in a JSON file. Thread-safe.
 
@@ -54,24 +50,21 @@ class AllowList:
         found = [name for name, known in self.nodes().items() if hmac.compare_digest(known, given)]
         return found[0] if found else None
 
-    def add(self, name: str, *, numbered: bool = False, own: str = "") -> tuple[str, str]:
-        """Let a node in: its name, and its token, which is kept nowhere here.
-
-        `own`: the name that the same machine has already, whose token then ends. `numbered`: it keeps that name, and
-        a machine whose name is another's gets the next free one such as `name-2`. Raises LinkError; NameTaken when
-        another name would do.
+    def add(self, name: str, *, own: str = "") -> tuple[str, str]:
+        """Let a node in: its name, or where that is another machine's the next free one such as `name-2`; and its
+        token, which is kept nowhere here. `own`: the name that the same machine has already, whose token then ends.
+        Raises LinkError.
         """
         check_node_name(name)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._changing() as nodes:
             nodes.pop(own, None)
-            if numbered:  # cloned machines have one host name
-                suffixes = ("", *(f"-{number}" for number in range(2, len(nodes) + 4)))
-                free = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
-                name = own or next(each for each in free if each not in nodes and each != COORDINATOR)
-            if name in nodes or name == COORDINATOR:
-                hint = "join under another name, or remove the old one with `cuadrilla kick {name}`"
-                raise NameTaken("another machine is in this crew under the name {name}", name=name, hint=hint)
+            suffixes = (
+                "",
+                *(f"-{number}" for number in range(2, len(nodes) + 4)),
+            )  # cloned machines have one host name
+            free = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
+            name = next(each for each in free if each not in nodes and each != COORDINATOR)
             nodes[name] = _hashed(token)
         return name, token
 

@@ -64,7 +64,7 @@ from cuadrilla.link.base import (
 from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.invite import Invites
 from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
-from cuadrilla.link.nodes import AllowList, NameTaken
+from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -87,11 +87,6 @@ FROM_WORKER = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep
 """What a worker says in its session."""
 ASKED = (Describe, Leave, Download, Check, Follow)
 """What a node says in a call of its own."""
-
-CODES: Mapping[type, grpc.StatusCode] = {
-    NameTaken: grpc.StatusCode.ALREADY_EXISTS,
-    Refused: grpc.StatusCode.PERMISSION_DENIED,
-}
 
 log = logging.getLogger(__name__)
 
@@ -386,7 +381,7 @@ class CrewServer:
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
         """A name and a token, for one use of the invite. `own`: the machine's name so far. Raises CuadrillaError."""
         with self.invites.letting_in(secret):
-            name, token = self.nodes.add(asked.name, numbered=asked.numbered, own=own)
+            name, token = self.nodes.add(asked.name, own=own)
         log.info("%s joined the crew", name)
         if name != asked.name:
             log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)
@@ -467,4 +462,6 @@ def refusing(context: Any) -> Iterator[None]:
     try:
         yield
     except CuadrillaError as error:
-        context.abort(CODES.get(type(error), grpc.StatusCode.INVALID_ARGUMENT), error.message)
+        codes = grpc.StatusCode
+        code = codes.PERMISSION_DENIED if isinstance(error, Refused) else codes.INVALID_ARGUMENT
+        context.abort(code, error.message)
