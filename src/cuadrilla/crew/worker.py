@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, NodeReport, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
@@ -94,19 +94,20 @@ def serve_sessions(
 
 def in_session(
     connection: Connection, node: Node, *, parameters: Sequence[Layout], work: Callable[[GrpcLink], Stop]
-) -> Stop:
-    """What `work` returns, or the Stop that came before a break. Raises LinkError when the session breaks."""
+) -> Stop | None:
+    """What `work` returns, or the Stop that came before a break; None where this machine left by itself. Raises
+    LinkError when the session breaks."""
     session = connection.session(parameters=parameters)
     try:
-        return work(session)
+        stop = work(session)
     except LinkError:
-        stop = session.final_stop()
-        if stop is None:
+        if (last := session.final_stop()) is None:
             raise
-        return stop
+        stop = last
     finally:
         node.heard_at, node.standbys = session.heard_at, session.standbys or node.standbys
         session.close()
+    return None if session.is_held and stop.again else stop
 
 
 def once(node: Node, ask: Callable[[Connection], T]) -> T:
@@ -168,7 +169,6 @@ class _Worker:
     def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, island: "Island | None") -> None:
         self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
         self._equipment: Equipment | None = None
-        self._held = False
 
     def serve(self, connection: Connection) -> Stop | None:
         description = connection.describe()  # raises unless the coordinator answers
@@ -177,10 +177,8 @@ class _Worker:
             self._equipment = self._equip(*self._node.prepare(connection, description))
         else:
             require_work(description, jobs=False)
-        self._held = False
         work = partial(self._train, self._equipment, is_back=is_back)
-        stop = in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
-        return None if self._held and stop.again else stop
+        return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 
     def _equip(self, config: Config, folder: Path) -> Equipment:
         threads, speed = self._use.threads, self._shape.speed
@@ -202,25 +200,15 @@ class _Worker:
         if self._island is not None:
             link = self._island.link(inner=link, final_stop=session.final_stop)
         with reporting(
-            partial(self._send, session),
+            session.call,
             facts=machine_facts(equipment.device),
             link=practice,
             round_trip=session.round_trip,
             lines=self._lines,
             policy=self._node.idle_policy,
-            leave=partial(self._hold, session),
+            leave=session.hold,
         ):
             return equipment.work(link)
-
-    def _hold(self, session: GrpcLink, reason: str) -> None:
-        self._held = True
-        with suppress(LinkError):
-            self._send(session, NodeReport())
-        session.hold(reason)
-
-    def _send(self, session: GrpcLink, report: NodeReport) -> None:
-        """Raises LinkError."""
-        session.call(replace(report, phase="paused") if self._held else report)
 
 
 def work_on_all(node: Node, choice: DeviceChoice) -> str:

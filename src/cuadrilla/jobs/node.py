@@ -111,8 +111,7 @@ class JobWorker:
         """One session, from Hello to Stop; None where it left by itself. Raises LinkError when it breaks."""
         require_work(connection.describe(), jobs=True)
         self._held = ""
-        stop = in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
-        return None if self._held and stop.again else stop
+        return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
 
     def _work(self, connection: Connection, session: GrpcLink) -> Stop:
         device = (self._use.device or "cpu").partition(":")[0]
@@ -133,6 +132,7 @@ class JobWorker:
             if self._leaving.is_set():
                 self._held = LEAVES
             if self._held and self._doing is None:
+                session.is_held = True
                 session.call(Goodbye(reason=self._held))
                 return Stop(reason=self._held, again=True)
             match session.next_event(seconds=LOOK_SECONDS):

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,6 +229,8 @@ class GrpcLink:
         """When the coordinator last said something, in monotonic seconds; 0 for never."""
         self.standbys: tuple[str, ...] = ()
         """Where the crew would go on without this coordinator."""
+        self.is_held = False
+        """Whether this machine leaves by itself (`hold`)."""
         self._responses = connection.stream("Session", self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
@@ -249,6 +252,8 @@ class GrpcLink:
                 else:
                     self._outgoing.put(message)
                 self._progress = replace(self._progress or NOTHING_YET, part=0.0)
+            case NodeReport() if self.is_held:
+                self._outgoing.put(replace(message, phase="paused"))
             case _:
                 if isinstance(message, Hello):
                     self._progress = NOTHING_YET
@@ -291,6 +296,9 @@ class GrpcLink:
 
     def hold(self, reason: str) -> None:
         """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
+        self.is_held = True
+        with suppress(LinkError):
+            self.call(NodeReport())
         self._inbox.put(Stop(reason=reason, again=True))
 
     def final_stop(self) -> Stop | None:
