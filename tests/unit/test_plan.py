@@ -111,7 +111,7 @@ def test_a_file_describes_machines(tmp_path: Path) -> None:
         ('[[machine]]\nname = "a"', "its speed is needed, once"),
         ('[[machine]]\nname = "a"\nspeed = 1.0\ntflops = 1.0', "its speed is needed, once"),
         ('[[machine]]\nname = "a"\nspeed = -1.0', "speed"),
-        ('[[machine]]\nname = "a"\nspeed = 1.0\nlink = "fast"', "bandwidth"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\nlink = "fast"', "link"),
         ('[[machine]]\nname = "a"\nspeed = 1.0\n[[machine]]\nname = "a"\nspeed = 1.0', "one name"),
         ("[[machine", "crew.toml"),
     ],

@@ -45,8 +45,6 @@ def plan(
 
     config, folder = read_run_file(run, sets=sets or []).config, folder_of(run)
     file = read_crew(crew) if crew else None
-    if file is not None:
-        described(file, here=1.0, operations=1.0)  # an error in it is said before anything is measured
     if file is not None and isinstance(config.engine, LocalEngine):
         config = config.model_copy(update={"engine": CrewEngine(kind="crew")})  # its steps are larger
     config, _ = decide(config, folder)

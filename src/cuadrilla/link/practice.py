@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import (
     Contribution,
     Lease,
@@ -46,17 +45,11 @@ class Shape:
     delay_seconds: float = 0.0
 
 
-def parse_shape(text: str, *, speed: float) -> Shape:
-    """A shape from `100mbit`, `1gbit+0.5ms` or nothing. Raises ConfigError."""
-    if not text:
-        return Shape(speed=speed)
+def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
+    """A shape from `100mbit`, `1gbit+0.5ms` or nothing, which has been checked (`config.LINK_SHAPE`)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit(?:\+(\d+(?:\.\d+)?)ms)?", text)
-    if match is None or float(match[1]) == 0:
-        raise ConfigError(
-            "{text!r} is not the bandwidth of a link, with or without a delay",
-            text=text,
-            hint="write it as 100mbit or 100mbit+20ms",
-        )
+    if match is None:
+        return Shape(speed=speed)
     bits = float(match[1]) * PREFIXES[match[2]]
     return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match[3] or 0) / 1000)
 

@@ -1,19 +1,20 @@
 """Machines that are described instead of measured: a file, or one of the crews below."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from cuadrilla.config import CrewEngine, LocalEngine, Section
+from cuadrilla.config import LINK_SHAPE, CrewEngine, LocalEngine, Section
 from cuadrilla.errors import ConfigError
 from cuadrilla.link.practice import parse_shape
 from cuadrilla.messages import Message
 from cuadrilla.plan.predict import Crew, MachineSpec
-from cuadrilla.runfile import parse_toml
+from cuadrilla.runfile import in_our_words, parse_toml
 
 Positive = Annotated[float, Field(gt=0, le=1e18)]
+LinkShape = Annotated[str, Field(pattern=LINK_SHAPE)]
 
 
 class MachineSection(Section):
@@ -27,14 +28,33 @@ class MachineSection(Section):
     """In times of this machine."""
     tokens_per_second: Positive | None = None
     tflops: Positive | None = None
-    link: str = ""
+    link: LinkShape = ""
     """To the coordinator, such as "940mbit+1ms"; none: it coordinates."""
+
+    @model_validator(mode="after")
+    def _one_speed(self) -> Self:
+        if [self.speed, self.tokens_per_second, self.tflops].count(None) != 2:
+            keys = Message("speed, tokens_per_second or tflops")
+            raise ValueError(Message("machine {name}: its speed is needed, once: {keys}", name=self.name, keys=keys))
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Of each of them."""
+        return [f"{self.name} {number}" for number in range(1, self.count + 1)] if self.count > 1 else [self.name]
 
 
 class CrewFile(Section):
-    link: str = ""
+    link: LinkShape = ""
     """The coordinator's own, which all others share."""
     machine: Annotated[list[MachineSection], Field(min_length=1, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _own_names(self) -> Self:
+        names = [name for section in self.machine for name in section.names]
+        if len({*names}) < len(names):
+            raise ValueError(Message("two machines have one name"))
+        return self
 
 
 # What a training gets out of a card is assumed, a third to a half of what is printed on its box.
@@ -83,44 +103,33 @@ def read_crew(text: str) -> CrewFile:
         raise ConfigError(
             "{name}: {key}: {problem}",
             name=text,
-            key=".".join(str(part) for part in problem["loc"]),
-            problem=problem["msg"],
-            hint="a [[machine]] has a name, one of speed, tokens_per_second, tflops, and may have a link and a count",
+            key=".".join(str(part) for part in problem["loc"]) or "machine",
+            problem=in_our_words(problem),
+            hint="a [[machine]] has its own name, one of speed, tokens_per_second, tflops, and may have a link and a count",
         ) from error
 
 
 def practised(engine: LocalEngine | CrewEngine, *, here: float) -> Crew:
     """The workers of a run file; `here`: tokens per second of one that is not slowed down."""
-    link = engine.link if isinstance(engine, CrewEngine) else ""
-    shape = parse_shape(link, speed=1.0)
-    limits = {"bytes_per_second": shape.bits_per_second / 8, "delay_seconds": shape.delay_seconds} if link else {}
-    return Crew(
-        machines=[
-            MachineSpec(name=f"worker-{number}", tokens_per_second=speed * here, **limits)
-            for number, speed in enumerate(engine.workers or [1.0], 1)
-        ]
-    )
+    link, speeds = engine.link if isinstance(engine, CrewEngine) else "", engine.workers or [1.0]
+    return Crew(machines=[_spec(f"worker-{number}", speed * here, link) for number, speed in enumerate(speeds, 1)])
 
 
 def described(file: CrewFile, *, here: float, operations: float) -> Crew:
-    """`here`: tokens per second of this machine; `operations`: of one token. Raises ConfigError."""
+    """`here`: tokens per second of this machine; `operations`: of one token."""
     machines = []
     for section in file.machine:
-        rates = {
-            "tokens_per_second": section.tokens_per_second,
-            "speed": section.speed and section.speed * here,
-            "tflops": section.tflops and section.tflops * 1e12 / operations,
-        }
-        given = [rate for rate in rates.values() if rate]
-        if len(given) != 1:
-            problem = "machine {name}: its speed is needed, once: {keys}"
-            raise ConfigError(problem, name=section.name, keys=Message("speed, tokens_per_second or tflops"))
-        shape = parse_shape(section.link, speed=1.0)
-        for number in range(1, section.count + 1):
-            name = f"{section.name} {number}" if section.count > 1 else section.name
-            link = {"bytes_per_second": shape.bits_per_second / 8, "delay_seconds": shape.delay_seconds}
-            machines.append(MachineSpec(name=name, tokens_per_second=given[0], **(link if section.link else {})))
-    if len({machine.name for machine in machines}) < len(machines):
-        raise ConfigError("two machines have one name", hint="each [[machine]] needs its own")
-    own = parse_shape(file.link, speed=1.0).bits_per_second / 8
+        rate = section.tokens_per_second or (section.speed or 0.0) * here + (section.tflops or 0.0) * 1e12 / operations
+        machines += [_spec(name, rate, section.link) for name in section.names]
+    own = parse_shape(file.link).bits_per_second / 8
     return Crew(machines=machines, bytes_per_second=own or float("inf"))
+
+
+def _spec(name: str, tokens_per_second: float, link: str) -> MachineSpec:
+    shape = parse_shape(link)
+    return MachineSpec(
+        name=name,
+        tokens_per_second=tokens_per_second,
+        bytes_per_second=shape.bits_per_second / 8 or float("inf"),
+        delay_seconds=shape.delay_seconds,
+    )
