@@ -105,7 +105,7 @@ def read_crew(text: str) -> CrewFile:
             name=text,
             key=".".join(str(part) for part in problem["loc"]) or "machine",
             problem=in_our_words(problem),
-            hint="a [[machine]] has its own name, one of speed, tokens_per_second, tflops, and may have a link and a count",
+            hint="a [[machine]] has its own name, one of speed, tokens_per_second, tflops, and perhaps link and count",
         ) from error
 
 
