@@ -9,7 +9,7 @@ from cuadrilla.config import Config
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import KnownTerm, RunDescription
+from cuadrilla.link.base import KnownTerm
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, load_node
 from cuadrilla.messages import Message
@@ -54,12 +54,9 @@ class Node:
         return Connection(address, identity=self._identity, term=self._term, device=device)
 
     def found_run(self, connection: Connection) -> tuple[Config, Path]:
-        """As `prepare`. Raises LinkError."""
-        return self.prepare(connection, connection.describe())
-
-    def prepare(self, connection: Connection, description: RunDescription) -> tuple[Config, Path]:
         """Bring here what the run needs: its configuration, and the folder that its paths are relative to. Raises
-        what `fetch` raises."""
+        LinkError unless the coordinator answers, and what `fetch` raises."""
+        description = connection.describe()
         if self.run is not None:
             return read_run_config(self.run), self.run.path
         self.learn()  # it has answered; to fetch may end with the question whether its code may run

@@ -68,7 +68,8 @@ def serve_sessions(
 ) -> str:
     """One session after another, until the coordinator wants no more, or `leaving` is set; why it ended.
 
-    `serve`: one session, from Hello to Stop; None where it left by itself. Raises LinkError, and what `serve` raises.
+    `serve`: one session, from Hello to Stop; None where it left by itself. Raises LinkError, Refused where this node is
+    not wanted any more, and what `serve` raises.
     """
     patience = Patience(node)
     while True:
@@ -80,8 +81,10 @@ def serve_sessions(
         try:
             with closing(node.connect(patience.address, device=device)) as connection:
                 stop = serve(connection)
+            if stop is not None and stop.refused:
+                raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
             if stop is not None and not stop.again:
-                return ended_by(stop)
+                return Message(stop.reason)
             patience.begin_anew(stop)
         except Refused:
             raise
@@ -120,13 +123,6 @@ def once(node: Node, ask: Callable[[Connection], T]) -> T:
 
     serve_sessions(serve, node)
     return found[0]
-
-
-def ended_by(stop: Stop) -> str:
-    """What a coordinator said last. Raises Refused where it wants this node no more."""
-    if stop.refused:
-        raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
-    return Message(stop.reason)
 
 
 class Patience:
@@ -171,12 +167,11 @@ class _Worker:
         self._equipment: Equipment | None = None
 
     def serve(self, connection: Connection) -> Stop | None:
-        description = connection.describe()  # raises unless the coordinator answers
         is_back = self._equipment is not None
         if self._equipment is None:
-            self._equipment = self._equip(*self._node.prepare(connection, description))
+            self._equipment = self._equip(*self._node.found_run(connection))
         else:
-            require_work(description, jobs=False)
+            require_work(connection.describe(), jobs=False)
         work = partial(self._train, self._equipment, is_back=is_back)
         return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 

@@ -5,7 +5,6 @@ What a run began with it keeps. Pure but for the manifest of the data and the ru
 """
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,9 +53,7 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
     Raises ConfigError.
     """
     if has_begun(run) and run.config.exists():
-        began = read_run_config(run)
-        sync = began.sync if isinstance(config.sync, AutoSync) else config.sync
-        return filled(config.model_copy(update={"sync": sync}), settled(began)), []
+        return _as_begun(config, read_run_config(run)), []
     if isinstance(config.sync, AutoSync) and not (_has_network(config.engine) and not config.sync.strict):
         config = config.model_copy(update={"sync": ExactSync(strict=config.sync.strict)})
     text = _text_tokens(config, run)
@@ -83,18 +80,14 @@ def _has_network(engine: LocalEngine | CrewEngine) -> bool:
     return not here or (isinstance(engine, CrewEngine) and bool(engine.link))
 
 
-def settled(config: Config) -> dict[str, float]:
-    """What a run has for all that a run file may leave open."""
-    decay = config.optim.weight_decay if isinstance(config.optim, MuonSection) else None
-    return {**{key: _value(config, key) for key in SIZES}, DECAY: decay or 0.0}
-
-
-def filled(config: Config, values: Mapping[str, float]) -> Config:
-    """With these values, as `settled` gives them, where the settings leave something open."""
+def _as_begun(config: Config, began: Config) -> Config:
+    """With the settings that the run began with, where these leave something open."""
+    if isinstance(config.sync, AutoSync):
+        config = config.model_copy(update={"sync": began.sync})
     for key in SIZES:
-        config = _with(config, key, _value(config, key) or int(values[key]))
+        config = _with(config, key, _value(config, key) or _value(began, key))
     if isinstance(config.optim, MuonSection) and config.optim.weight_decay is None:
-        config = _with(config, DECAY, float(values[DECAY]))
+        config = _with(config, DECAY, getattr(began.optim, "weight_decay", None) or 0.0)
     return config
 
 
