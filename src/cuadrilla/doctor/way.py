@@ -138,7 +138,7 @@ def _member(connection: "Connection") -> Finding:
 
 
 def _speed(connection: "Connection") -> Finding:
-    trips = [_seconds(connection.clock) for _ in range(NUM_ROUND_TRIPS)]
+    trips = [_seconds(connection.check) for _ in range(NUM_ROUND_TRIPS)]
     down = _rate(connection.receive_for)
     return judged(down, _rate(connection.send_for), round_trip=min(trips))
 

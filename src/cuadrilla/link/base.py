@@ -262,17 +262,16 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Are you there? Bytes that follow are counted and thrown away. Answered by a `Clock`, and by as many bytes as get
+    """Are you there? Bytes that follow are counted and thrown away. Answered by `Counted`, and by as many bytes as get
     through in so many `seconds`."""
 
     seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
-    """The coordinator's, once `num_bytes` have arrived."""
+class Counted:
+    """So many bytes have arrived."""
 
-    unix_seconds: float
     num_bytes: Count
 
 

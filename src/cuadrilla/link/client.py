@@ -22,8 +22,8 @@ from cuadrilla.link.base import (
     COME_AGAIN,
     MAX_TEXT,
     Check,
-    Clock,
     Contribution,
+    Counted,
     Describe,
     Download,
     Enroll,
@@ -133,14 +133,14 @@ class Connection:
         part.replace(to)
         fsync_folder(to.parent)
 
-    def clock(self) -> float:
-        """The coordinator's wall clock, in seconds since 1970. Raises LinkError."""
-        return self.reply(Check(), Clock, seconds=CALL_SECONDS).unix_seconds
+    def check(self, seconds: float | None = None) -> None:
+        """Raises LinkError unless the coordinator answers within these seconds, or the usual ones."""
+        self.reply(Check(), Counted, seconds=seconds or CALL_SECONDS)
 
     def answers(self, seconds: float) -> bool:
         """Whether the coordinator says anything on this connection within these seconds."""
         try:
-            self.reply(Check(), Clock, seconds=seconds)
+            self.check(seconds)
         except LinkError as error:
             return isinstance(error, Refused)
         return True
@@ -151,7 +151,7 @@ class Connection:
 
     def send_for(self, seconds: float) -> int:
         """Bytes that reach the coordinator in these seconds. Raises LinkError."""
-        return self.reply(Check(), Clock, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
+        return self.reply(Check(), Counted, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
         """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
@@ -278,7 +278,7 @@ class GrpcLink:
         if self._travelling.locked():
             return None
         try:
-            self._connection.clock()
+            self._connection.check()
         except LinkError as error:
             if self._travelling.locked():  # it waits behind what has begun to travel
                 return None

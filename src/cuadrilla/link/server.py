@@ -39,8 +39,8 @@ from cuadrilla.link.base import (
     NOT_LISTED,
     PAUSED,
     Check,
-    Clock,
     Contribution,
+    Counted,
     Describe,
     Download,
     Enroll,
@@ -368,8 +368,7 @@ class CrewServer:
                 case Download():
                     yield from self._download(asked)
                 case Check():
-                    num_bytes = sum(map(len, requests))
-                    yield wire.encode(Clock(unix_seconds=time.time(), num_bytes=num_bytes))
+                    yield wire.encode(Counted(num_bytes=sum(map(len, requests))))
                     yield from wire.noise(asked.seconds)
                 case Follow():
 
