@@ -94,8 +94,6 @@ class Coordinator:
         """What was decided last is carried out so much later: the clocks of its leases begin then."""
         leases, self.work.opened_at = self.work.ledger.leases, self.work.opened_at + seconds
         leases.update({number: replace(lease, at=lease.at + seconds) for number, lease in leases.items()})
-        for member in self.crew.members.values():
-            member.progress_at += seconds
 
     def snapshot(self) -> dict[str, Any]:
         """The committed state: a round in progress has not begun."""
@@ -161,7 +159,6 @@ class Coordinator:
             self.crew.members[worker].heard_at = self.crew.now  # also by an answer that cannot be used
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
-        self.crew.answered(worker)
         if not said.valid:
             self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
             return [Discard(lease_id=said.lease_id), *self._go_on()]

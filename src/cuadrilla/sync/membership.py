@@ -57,8 +57,7 @@ class Rules:
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
 
-    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit. `moved`:
-    False from a lease until it makes progress or answers.
+    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit.
     """
 
     hint: float
@@ -66,7 +65,6 @@ class Member:
     transfer_seconds: float = 0.0
     measurements: int = 0
     rounds_without: int = 0
-    moved: bool = True
     heard_at: float
     progress_at: float
     micro_steps: int = 0
@@ -128,15 +126,8 @@ class Membership:
             return False
         member.heard_at = self.now
         if progress.micro_steps > member.micro_steps:
-            member.micro_steps = progress.micro_steps
-            member.progress_at, member.moved = self.now, True
+            member.micro_steps, member.progress_at = progress.micro_steps, self.now
         return True
-
-    def granted(self, worker: str) -> None:
-        """It has been given a lease."""
-        member = self.members[worker]
-        if member.moved:  # it may have been idle for long; but one that never answers is no less hung for a new lease
-            member.progress_at, member.moved = self.now, False
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:
         """Why a member, which holds this lease, is not waited for any more; "" while it is."""
@@ -145,8 +136,8 @@ class Membership:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
         if rules.hung_after_seconds is None or lease is None:
             return ""
-        idle, expected = self.now - member.progress_at, self.expected_seconds(lease)
-        known = member.progress_at - lease.at if math.isinf(expected) else expected  # to its last progress
+        last, expected = max(member.progress_at, lease.at), self.expected_seconds(lease)
+        idle, known = self.now - last, last - lease.at if math.isinf(expected) else expected
         limit = max(rules.hung_after_seconds, rules.hung_factor * known)
         if not member.micro_steps:
             limit = max(limit, FIRST_PROGRESS_SECONDS)
@@ -174,11 +165,6 @@ class Membership:
             name: Pace(units_per_second=speed, fixed_seconds=self.members[name].transfer_seconds)
             for name, speed in self.speeds().items()
         }
-
-    def answered(self, worker: str) -> None:
-        """It has answered a lease that it held, well or not."""
-        member = self.members[worker]
-        member.progress_at, member.moved = self.now, True
 
     def measure(self, lease: Grant, *, transfer: float) -> None:
         """It is answered. `transfer`: how much of the time went to weights and gradients."""

@@ -83,7 +83,6 @@ class Work:
     def grant_units(self, worker: str, units: Sequence[int]) -> list[Action]:
         """Lease these units, which another worker may hold as well."""
         grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
-        self.crew.granted(worker)
         whole = len(grant.units) == self.steps * self.rules.units_per_step
         parts = self.parts if whole else 1
         lease = Lease(
