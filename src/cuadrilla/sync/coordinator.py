@@ -168,14 +168,14 @@ class Coordinator:
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
-        return [*self.rounds.deal(self.work), *self._merge_if_due()]
-
-    def _merge_if_due(self) -> list[Action]:
-        merge = None if self.work.merging is not None else self.rounds.due(self.work)
-        if merge is None:
+        """Lease what is free, and make the next version if it is due."""
+        if self.work.merging is not None:
             return []
-        self.work.merging, self.work.merging_since = merge, self.crew.now
-        return [merge]
+        actions = self.rounds.deal(self.work) if self.crew.note_quorum() else []
+        if (merge := self.rounds.due(self.work)) is not None:
+            self.work.merging, self.work.merging_since = merge, self.crew.now
+            actions = [*actions, merge]
+        return actions
 
     def _after_merge(self, event: Merged) -> list[Action]:
         merge, self.work.merging = self.work.merging, None

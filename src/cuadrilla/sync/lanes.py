@@ -29,7 +29,7 @@ class LaneRounds(Rounds):
     def deal(self, work: Work) -> list[Action]:
         """Lease each idle member the lane that it would finish first of all, the large ones first."""
         idle, free = work.idle(), work.ledger.free
-        if work.merging is not None or not work.crew.note_quorum() or not idle:
+        if not idle:
             return []
         lanes = [lane for lane in self.lanes(work) if free.issuperset(lane)]
         if not lanes:

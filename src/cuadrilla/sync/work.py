@@ -176,8 +176,6 @@ class Rounds:
 
     def deal(self, work: Work) -> list[Action]:
         """Lease free units to members that hold none, each its share; suspect units one group at a time."""
-        if work.merging is not None or not work.crew.note_quorum():
-            return []
         free = work.ledger.free
         speeds = work.crew.speeds()
         idle = sorted(work.idle(), key=lambda name: (-speeds[name], name))
