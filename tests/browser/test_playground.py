@@ -329,7 +329,7 @@ def test_a_service_that_has_only_a_task(tab: Tab) -> None:
         assert '"maximum": 1' in tab.text("#takes")
         for typed, told in (
             ("[{", "This is not JSON"),
-            ('[{"x": 7}]', "The service has answered with an error (422)."),
+            ('[{"x": 7}]', "The service has answered with an error (400)."),
             ('[{"x": 0.5}, {"x": -0.25}]', ""),
         ):
             tab.click("#inputs")

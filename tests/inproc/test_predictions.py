@@ -41,7 +41,7 @@ def test_a_task_that_lies_or_fails(lie: str) -> None:
             assert json.loads(answer)["outputs"] == [len(str(one))]
         else:
             assert isinstance(answer, Refusal)
-            assert (answer.status_code, answer.param) == (422, "inputs.0" if one == 5 else "inputs")
+            assert (answer.status_code, answer.param) == (400, "inputs.0" if one == 5 else "inputs")
     assert [isinstance(answer, bytes) for answer in found] == [True, False, True, False, False, True]
 
 

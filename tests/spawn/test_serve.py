@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -107,7 +108,11 @@ def test_chat_is_flattened(client: openai.OpenAI, model: LanguageModel) -> None:
 
 def test_what_clients_ask_beside_completions(service: Service, client: openai.OpenAI) -> None:
     assert [found.id for found in client.models.list()] == ["run", "other"]
+    assert client.models.retrieve("other").id == "other"
     assert service.ask("/healthz") == service.ask("/health") == (200, {"status": "ok"})
+    asks = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}  # an app's page in a browser
+    asks["Access-Control-Request-Headers"] = "authorization,content-type"
+    assert httpx.options(f"{service.url}/v1/completions", headers=asks).headers["access-control-allow-origin"] == "*"
     nothing = {"model": "run", "prompt": "Señor", "max_tokens": 0}
     assert service.ask("/v1/completions", nothing)[0] == 200
     _, text = service.ask("/metrics")
@@ -119,9 +124,9 @@ def test_what_clients_ask_beside_completions(service: Service, client: openai.Op
 def test_errors_of_openais_library(client: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no such model"):
         client.completions.create(model="gpt-4", prompt="x")
-    with pytest.raises(openai.UnprocessableEntityError, match="the model reads 256"):
+    with pytest.raises(openai.BadRequestError, match="the model reads 256"):
         client.completions.create(model="run", prompt="x" * 5000)
-    with pytest.raises(openai.UnprocessableEntityError, match="prompt: Input should be a valid string"):
+    with pytest.raises(openai.BadRequestError, match="prompt: Input should be a valid string"):
         client.completions.create(model="run", prompt=[-1])
     with (
         openai.OpenAI(base_url=f"{service.url}/v1", api_key="wrong", max_retries=0) as stranger,
@@ -187,7 +192,7 @@ def test_the_mlp_predicts(tmp_path: Path) -> None:
             one_by_one = list(pool.map(lambda one: service.ask("/v1/predict", {"inputs": [one]})[1], inputs))
         assert [answer["outputs"][0] for answer in one_by_one] == pytest.approx(whole["outputs"], abs=1e-5)
         status, refused = service.ask("/v1/predict", {"inputs": [inputs[0][:19]]})
-        assert (status, refused["error"]["message"].partition(":")[0]) == (422, "inputs.0")
+        assert (status, refused["error"]["message"].partition(":")[0]) == (400, "inputs.0")
         status, (schema,) = service.ask("/v1/predict")
         assert (status, schema["inputs"]["items"]["minItems"]) == (200, 20)
         assert service.ask("/v1/completions", {"prompt": "x"})[0] == 404

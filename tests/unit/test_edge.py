@@ -123,7 +123,10 @@ def test_without_a_key_it_goes_by_the_names_of_this_machine(host: str | None) ->
 )
 def test_pages_of_other_origins(origin: str) -> None:
     refused(ask("GET", head=[("Origin", origin)]), 403)
-    refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), BEARER], parts=[b"{}"], key=KEY), 403)
+    basic = ("Authorization", "Basic " + base64.b64encode(f"any:{KEY}".encode()).decode())  # a browser may add it
+    refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), basic], parts=[b"{}"], key=KEY), 403)
+    refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), ("Authorization", "Bearer x")], key=KEY), 401)
+    assert ask("POST", "/v1/completions", [JSON, ("Origin", origin), BEARER], parts=[b"{}"], key=KEY).status == 200
     assert ask("GET", head=[("Origin", f"http://{HOST}")]).status == 200
 
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -52,6 +52,8 @@ def serve(
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
     hint = Message("write a key to a file, readable by you only, and name it: --api-key-file FILE")
     with listening(host, port, key_file, hint=hint) as (listener, key):  # before the models are loaded
+        from starlette.middleware.cors import CORSMiddleware
+
         from cuadrilla.serve.app import Service, make_app
         from cuadrilla.serve.edge import Edge
         from cuadrilla.serve.listen import CALLS_SECONDS, listen, url_of
@@ -60,8 +62,11 @@ def serve(
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # which ends with its helpers of OpenMP: with more threads than cores they sleep
             service = Service(pool.apply(load, (models,)))
+        app: Any = service.meters.counting(Edge(make_app(service), key=key))
+        if key:  # pages of other origins may bring it
+            app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
         listen(
-            service.meters.counting(Edge(make_app(service), key=key)),
+            app,
             listener=listener,
             around=service.running(),
             ready=lambda: _tell(service.models, url=url_of(listener), has_key=bool(key)),

@@ -58,7 +58,7 @@ class Service:
         return [model for model in self.models.values() if isinstance(model, kind)]
 
     def find(self, name: str | None, kind: type[Kind]) -> Kind:
-        """Raises Refusal for one that is not here."""
+        """Raises Refusal for one that is not here, or not of this kind."""
         known = {model.name: model for model in self.all_of(kind)}
         if name is None and known:
             return next(iter(known.values()))
@@ -70,7 +70,7 @@ class Service:
 
 def make_app(service: Service) -> FastAPI:
     """The application, without what `edge.py` checks before it."""
-    app = FastAPI(title="cuadrilla", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="cuadrilla", version=__version__, docs_url=None, redoc_url=None, strict_content_type=False)
     _handle_errors(app)
     _add_state(app, service)
     _add_models(app, service)
@@ -89,7 +89,7 @@ def _handle_errors(app: FastAPI) -> None:
         found = [] if error.errors()[0]["type"] == "json_invalid" else list(error.errors()[0]["loc"][1:])
         messages = dict.fromkeys(each["msg"] for each in error.errors())
         field_name = str(found[0]) if found else None
-        return Refusal(422, f"{field_name or 'body'}: {'; '.join(messages)}", param=field_name).response()
+        return Refusal(400, f"{field_name or 'body'}: {'; '.join(messages)}", param=field_name).response()
 
     @app.exception_handler(Exception)
     async def unforeseen(_request: Request, _error: Exception) -> Response:
@@ -109,12 +109,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        served: list[dict[str, Any]] = [
-            {"id": model.name, "created": model.created, "max_model_len": model.context}
-            for model in service.all_of(ServedModel)
-        ]
-        served += [{"id": predictor.name, "created": 0} for predictor in service.all_of(Predictor)]
-        return {"object": "list", "data": [{**one, "object": "model", "owned_by": "cuadrilla"} for one in served]}
+        return {"object": "list", "data": [_shown(one) for one in service.models.values()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return _shown(service.models.get(name) or service.find(name, ServedModel))
 
     @app.get("/", include_in_schema=False)
     async def playground(request: Request) -> Response:
@@ -149,6 +148,14 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def predict(asked: PredictRequest, request: Request) -> Response:
         work = service.find(asked.model, Predictor).ask(asked.inputs)
         return Response(await _while_connected(request, work), media_type="application/json")
+
+
+def _shown(model: ServedModel | Predictor) -> dict[str, Any]:
+    """As OpenAI lists a model; how long a text it reads, as vLLM does."""
+    shown: dict[str, Any] = {"id": model.name, "object": "model", "created": 0, "owned_by": "cuadrilla"}
+    if isinstance(model, ServedModel):
+        shown |= {"created": model.created, "max_model_len": model.context}
+    return shown
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:

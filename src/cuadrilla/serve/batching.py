@@ -77,7 +77,7 @@ class Batcher:
     def _check_room(self, number: int) -> None:
         most = self.slots + self._max_waiting
         if number > most:
-            raise Refusal(422, f"that is more than the {most} texts that this service takes at once", param="n")
+            raise Refusal(400, f"that is more than the {most} texts that this service takes at once", param="n")
         if self._closing:
             raise Refusal(503, "the service is ending", code="draining", Retry_After="1")
         if number and len(self._calls) + number > most:

@@ -3,7 +3,8 @@
 Invariants
 * Every route but those `open_to_all` asks for the key, where there is one, compared in constant time: as a bearer
   token, or as the password of basic authentication, with which a browser can open the page.
-* Without a key a call names the service by a name of this machine (DNS rebinding). No page of another origin may call.
+* Without a key a call names the service by a name of this machine (DNS rebinding). A page of another origin may call
+  only with the key as a bearer token, which no browser adds by itself.
 * A body has at most `MAX_BODY_BYTES`.
 * A refusal is an error as OpenAI's API has it.
 """
@@ -67,10 +68,16 @@ class Edge:
     def _check(self, path: str, headers: Mapping[str, str]) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._key and not OWN_NAMES.fullmatch(host):
-            raise Refusal(421, "without a key this service goes by localhost only (header Host)", code="wrong_host")
-        if origin is not None and origin.partition("://")[2].lower() != host.lower():
-            raise Refusal(403, "pages of other origins may not call this service", code="wrong_origin")
-        if path not in self._open_to_all and not self._has_key(headers.get("authorization", "")):
+            told = "without a key (--api-key-file) this service goes by localhost only, not as the header Host has it"
+            raise Refusal(421, told, code="wrong_host")
+        shown = headers.get("authorization", "")
+        is_other = origin is not None and origin.partition("://")[2].lower() != host.lower()
+        if is_other and not (self._key and shown.lower().startswith("bearer ")):
+            told = (
+                "a page of another origin needs a service with a key (--api-key-file), and sends it as a bearer token"
+            )
+            raise Refusal(403, told, code="wrong_origin")
+        if path not in self._open_to_all and not self._has_key(shown):
             told = "the key is missing or wrong: Authorization: Bearer KEY"
             # At "Basic" a browser asks its user: wanted for the page, not for what the page asks.
             raise Refusal(401, told, code="invalid_api_key", WWW_Authenticate=BASIC if path == PAGE else "Bearer")

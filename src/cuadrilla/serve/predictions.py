@@ -60,14 +60,14 @@ class Predictor:
             checked = self._inputs.validate_python(inputs)
         except ValidationError as error:
             place, message = _first(error, "inputs")
-            raise Refusal(422, f"{place}: {message}", param=place) from None
+            raise Refusal(400, f"{place}: {message}", param=place) from None
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._predict, checked)
         except TaskError as error:
             log.exception("the task's predict has failed")
             kind = type(error.__cause__ or error).__name__
             told = f"the task's predict has failed on these inputs ({kind}); the service's log says how"
-            raise Refusal(422, told, param="inputs") from None
+            raise Refusal(400, told, param="inputs") from None
 
     def close(self) -> None:
         """A `predict` that does not return is left alone."""

@@ -49,10 +49,10 @@ class ServedModel:
         tokenizer, size = self.opened.tokenizer, self.opened.model.config.vocab_size
         ids = await asyncio.to_thread(tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         if ids and max(ids) >= size:
-            raise Refusal(422, f"prompt has tokens outside of the vocabulary of {size:,}", param="prompt")
+            raise Refusal(400, f"prompt has tokens outside of the vocabulary of {size:,}", param="prompt")
         if len(ids) > self.context:
             told = f"the prompt has {len(ids):,} tokens, the model reads {self.context:,}"
-            raise Refusal(422, told, param="prompt", code="context_length_exceeded")
+            raise Refusal(400, told, param="prompt", code="context_length_exceeded")
         return ids or [tokenizer.end_of_text]
 
     def row(
