@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from cuadrilla.config import SCHEMA, Config, DimensionSection, Section
 from cuadrilla.errors import ConfigError
-from cuadrilla.messages import Message
+from cuadrilla.messages import Message, language
 from cuadrilla.rundir import RunDir, make_private, typed, write_atomic
 
 WANTED = {
@@ -44,6 +44,23 @@ SIZES = {  # tokens, and a batch where none is chosen by the rule: where a first
     "mini": (20_000_000, None),
     "small": (2_500_000_000, 480),
 }
+
+
+COMMENTS = (
+    Message(
+        "A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default."
+    ),
+    Message("initial weights, order of the data, every random number"),
+    Message("written by `cuadrilla data prepare`"),
+    Message("micro, mini, small (124M), medium, large, xl"),
+    Message("or epochs = 3, or steps = 1000"),
+    Message("sequences in a step, over all workers; what is not said is chosen by `tokens`"),
+    Message("bf16 where the machine multiplies it natively"),
+    Message("cuda, mps, xpu, cpu"),
+    Message('Muon for the matrices, AdamW for the rest; or kind = "adamw"'),
+    Message("parts of the run"),
+)
+"""Of a run file, in the order of its lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,34 +338,38 @@ def seen_from(run: Path, data: str) -> str:
 
 
 def run_file_text(size: str, *, data: str, tokens: int) -> str:
+    """The commented run file of a GPT-2, its comments in the reader's language."""
     _, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))
+    head, seed, written, sizes, length, sequences, precision, device, optimizer, parts = (
+        f"# {told.in_language(language())}" for told in COMMENTS
+    )
     return f"""\
-# A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default.
+{head}
 schema = 1
 
 [run]
-seed = 0                    # initial weights, order of the data, every random number
+seed = 0                    {seed}
 
 [data]
-folder = {folder}        # written by `cuadrilla data prepare`
+folder = {folder}        {written}
 
 [model]
-preset = "{size}"           # micro, mini, small (124M), medium, large, xl
+preset = "{size}"           {sizes}
 
 [train]
-tokens = {tokens}           # or epochs = 3, or steps = 1000
-{said_batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
-# precision = "auto"        # bf16 where the machine multiplies it natively; the choice and its reason are printed
-# device = "auto"           # cuda, mps, xpu, cpu
+tokens = {tokens}           {length}
+{said_batch}   {sequences}
+# precision = "auto"        {precision}
+# device = "auto"           {device}
 
 [optim]
-kind = "muon"               # Muon for the matrices, AdamW for the rest; or kind = "adamw"
+kind = "muon"               {optimizer}
 # lr = 0.02
 
 [schedule]
-warmup = 0.02               # parts of the run
+warmup = 0.02               {parts}
 cooldown = 0.6
 
 [checkpoint]

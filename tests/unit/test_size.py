@@ -3,6 +3,7 @@
 import pytest
 
 from cuadrilla.cli.texts import seconds_of
+from cuadrilla.cli.train import count_of
 from cuadrilla.errors import ConfigError
 from cuadrilla.plan.size import TRAINING, SizeChoice, choose
 
@@ -50,6 +51,10 @@ def test_a_text_is_not_read_for_ever() -> None:
 
 def test_times_as_people_write_them() -> None:
     assert [seconds_of(text) for text in ("90s", "20m", "1h30m", "2h")] == [90, 1200, 5400, 7200]
+    assert [count_of(text) for text in ("1000", "300k", "1.5M")] == [1000, 300_000, 1_500_000]
     for text in ("", "soon", "20", "m", "-5m", "5m2h"):
         with pytest.raises(ConfigError):
             seconds_of(text)
+    for text in ("many", "1 M", "-1"):
+        with pytest.raises(ConfigError):
+            count_of(text)

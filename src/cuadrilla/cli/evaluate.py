@@ -1,5 +1,6 @@
 """`cuadrilla eval`: what one run has learnt, or several models side by side."""
 
+import lzma
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     """What is measured alike for all language models."""
 
 STORY_PAIRS_SEED = 1  # never trained on
+SCALE_BYTES = 2**20
 
 
 def evaluate(
@@ -49,6 +51,8 @@ def evaluate(
             result |= judged(trained, stories=stories, pairs=pairs)
             del result["examples"]
         _show(result)
+        if "bits_per_byte" in result:
+            _say_scale(models[0])
         return
     if stories:
         hint = "leave it out, or evaluate {path} alone"
@@ -62,6 +66,12 @@ def _say_on_what(trained: "Trained") -> None:
     total, then = len(trained.task.data("val")), trained.config.evaluate.sequences
     if 0 < then < total:
         say("on all {total:,} held-out sequences; in training on {then:,}", total=total, then=then)
+
+
+def _say_scale(run: Path) -> None:
+    """A figure that many know, of the same text."""
+    raw = "\n\n".join(_held_out_of([run])[1]()).encode()[:SCALE_BYTES]
+    say("fewer are better; xz needs {bits:.2f} bits per byte", bits=8 * len(lzma.compress(raw)) / len(raw))
 
 
 def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:

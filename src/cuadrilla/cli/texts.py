@@ -8,14 +8,14 @@ from pathlib import Path
 from cuadrilla.cli.data import fetched
 from cuadrilla.cli.output import say
 from cuadrilla.cli.progress import shown_progress
-from cuadrilla.data.prepare import Prepared, PrepareOptions, prepare
+from cuadrilla.data.prepare import OtherTextError, Prepared, PrepareOptions, prepare
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.decide import block_weights, decide
 from cuadrilla.plan.predict import MachineSpec, predict_alone
 from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
-from cuadrilla.runfile import SIZES, make_run, resolve, run_file_text
+from cuadrilla.runfile import SIZES, make_run, read_run_config, resolve, run_file_text
 
 DATA, BUILT_IN = "data", "cuentos:"
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -46,6 +46,9 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
     tokens = prepared.manifest.splits["train"].num_tokens
     say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=prepared.manifest.num_held_out)
     if run.run_file.exists():
+        if size and size != (preset := read_run_config(run).model.preset):
+            hint = "with --name you make another model"
+            raise ConfigError("{run} is of gpt2-{preset}", run=typed(run.path), preset=preset, hint=hint)
         return run
     say("measuring  this machine: about ten seconds")
     chosen = _chosen(run, text=tokens, sizes=[size] if size else list(SIZES), deadline=deadline)
@@ -86,9 +89,7 @@ def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:
     try:
         with shown_progress() as progress:
             return prepare(sources, out=run.path / DATA, options=PrepareOptions(), progress=progress)
-    except DataError as error:
-        if not (run.path / DATA / "manifest.json").exists():
-            raise
+    except OtherTextError as error:
         hint = "with --name you make another model; without texts, `cuadrilla train {run}` goes on with this one"
         raise DataError("{reason}", reason=error.message, hint=hint, run=typed(run.path)) from None
 

@@ -75,6 +75,10 @@ def train(
     ] = None,
     sets: Sets = None,
     epochs: Annotated[float, typer.Option(min=0, help="train.epochs: how often the text is read.")] = 0,
+    tokens: Annotated[str, typer.Option(metavar="1M", help="train.tokens: the run's length, as in 300k or 1M.")] = "",
+    steps: Annotated[int, typer.Option(min=0, help="train.steps: the run's length.")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="train.batch_sequences: sequences in a step.")] = 0,
+    lr: Annotated[float, typer.Option(min=0, help="optim.lr: the learning rate.")] = 0,
     within: Annotated[
         str, typer.Option("--time", metavar="20m", help="For texts: how long it may take in all, as in 90s or 1h30m.")
     ] = "20m",
@@ -107,26 +111,34 @@ def train(
         run = run_of_texts(words, name=name, within=within, size=preset.removeprefix("gpt2-")).path
     else:
         run = Path(words[0])
+        if what and not run.exists():
+            raise ConfigError(
+                "there is no text and no run {name}", name=run, hint="name a file or folder of text, or a run"
+            )
     if show:
         show_config(run, sets or [])
         return
     more = practice_sets(practice) if practice else []
-    more += [f"train.epochs={epochs}"] if epochs else []
+    length = {"train.epochs": epochs, "train.tokens": count_of(tokens) if tokens else 0, "train.steps": steps}
+    flags = {**length, "train.batch_sequences": batch, "optim.lr": lr}
+    more += [f"{key}={value}" for key, value in flags.items() if value]
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = folder_of(run)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
+    before = last_rows(folder.metrics)
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if (place := find_place()) is None or place.leads:
-        report_outcome(outcome, folder, seconds=time.monotonic() - began)
-        if of_texts:
+        if before and outcome.complete and outcome.version == before[-1]["version"]:
+            say("complete   nothing was left to train; more: --epochs N --allow-changes, another model: --name NAME")
+        if has_page := of_texts or (folder.path / PAGE).exists():
             from cuadrilla.monitor.web.page import save_page
 
             save_page(folder, folder.path / PAGE)
-            say("      curves, samples, settings: {page}", page=typed(folder.path / PAGE))
+        report_outcome(outcome, folder, seconds=time.monotonic() - began, has_page=has_page)
 
 
-def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
+def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_page: bool = False) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
     if options.json:
         head = {key: getattr(outcome, key) for key in ("version", "tokens", "complete")}
@@ -142,6 +154,9 @@ def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float) -> Non
         say("\nnext: cuadrilla eval {run}", run=typed(folder.path))
         if read_run_config(folder).task.kind == "language":
             say("      cuadrilla generate {run}", run=typed(folder.path))
+            say("      cuadrilla serve {run}", run=typed(folder.path))
+        if has_page:
+            say("      curves, samples, settings: {page}", page=typed(folder.path / PAGE))
     elif outcome.interrupted:
         say(
             "\n{reason} at step {step} and saved; the same command continues from there",
@@ -154,14 +169,21 @@ def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float) -> Non
 
 
 def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
-    """The held-out measure of the best step, and the last sample."""
+    """The held-out measure of the best step, and its sample."""
     rows = [row for row in last_rows(folder.metrics) if "val_loss" in row]
     if not rows:
         return
     best = next((row for row in rows if row["version"] == outcome.best), rows[-1])
     say("done       in {time}: {evaluation}", time=duration(seconds), evaluation=describe_evaluation(best))
-    if sample := rows[-1].get("sample"):
+    if sample := best.get("sample"):
         say("\nit writes:\n\n{sample}", sample=sample)
+
+
+def count_of(text: str) -> int:
+    """Of 300k, 1M or 2.5G. Raises ConfigError."""
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)):
+        raise ConfigError("{text!r} is not a number", text=text, hint="write it as 300k, 1M or 2.5G")
+    return round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]])
 
 
 def practice_sets(text: str, *, option: str = "--practice") -> list[str]:

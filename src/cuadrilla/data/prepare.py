@@ -58,6 +58,10 @@ DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
 
 
+class OtherTextError(DataError):
+    """The folder was prepared from other text, or with other options."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
     vocab: int = DEFAULT_VOCAB
@@ -178,7 +182,7 @@ def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifes
     manifest = read_manifest(out)
     has = [(source.name, source.sha256) for source in manifest.sources]
     if manifest.options != wanted or has != [(source.name, source.sha256) for source in sources.all]:
-        raise DataError(
+        raise OtherTextError(
             "{out} was already prepared from other text, or with other options",
             out=out,
             hint="name a new folder with --out, or replace this one with --force; "

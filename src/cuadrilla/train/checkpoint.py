@@ -257,7 +257,8 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *,
             "{path} belongs to another model: {differences}",
             path=path,
             differences=some(differing),
-            hint="use the run file it was made with",
+            hint="put the run file or the task back, or delete {folder} to begin anew",
+            folder=path.parent,
         )
 
 

@@ -126,7 +126,9 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
         )
     else:
         raise ConfigError(
-            "{path} is neither a run nor a model in Hugging Face's layout",
+            "{path} does not exist"
+            if not path.exists()
+            else "{path} is neither a run nor a model in Hugging Face's layout",
             path=path,
             hint="name a folder that holds run.toml, or config.json and model.safetensors",
         )
