@@ -23,7 +23,7 @@ from cuadrilla.host.torchrun import find_place
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
-from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text, seen_from
+from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text
 
 if TYPE_CHECKING:
     from cuadrilla.crew.up import Opening
@@ -37,9 +37,7 @@ PAGE = "report.html"
 def new(
     name: Annotated[Path, typer.Argument(help="The folder to make.")],
     preset: Annotated[str, typer.Option(help="gpt2-micro, gpt2-mini or gpt2-small.")] = "gpt2-mini",
-    data: Annotated[
-        str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
-    ] = "../data",
+    data: Annotated[Path, typer.Option(help="The folder that `data prepare` has made or will make.")] = Path("data"),
 ) -> None:
     """Make a run folder with a commented run.toml."""
     size = preset.removeprefix("gpt2-")
@@ -47,9 +45,8 @@ def new(
         raise ConfigError("unknown preset {preset}", preset=preset, hint="use gpt2-micro, gpt2-mini or gpt2-small")
     if (name / MANIFEST).exists():
         raise ConfigError("{path} holds prepared data", path=name, hint="choose another name for the run")
-    folder = seen_from(name, data)
-    prepared = Path(os.path.normpath(name / folder))  # the run's folder is not there yet
-    text = read_manifest(prepared).splits["train"].num_tokens if (prepared / MANIFEST).exists() else 0
+    folder = str(data) if data.is_absolute() else os.path.relpath(data, name)
+    text = read_manifest(data).splits["train"].num_tokens if (data / MANIFEST).exists() else 0
 
     def run_file(size: str) -> str:
         usual, _ = SIZES[size]
@@ -65,6 +62,8 @@ def new(
                 say("time       gpt2-{size} takes about {time} here", size=each, time=duration(tokens / speed))
         except CuadrillaError as error:  # the run may be for another machine
             say("           not here: {reason}", reason=error.message)
+    else:
+        say("data       are not there yet: cuadrilla data prepare TEXTS --out {folder}", folder=typed(data))
     say("\nnext: cuadrilla train {run}", run=typed(made.path))
 
 
