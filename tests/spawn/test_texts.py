@@ -47,16 +47,19 @@ def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -
     assert rows[-1]["val_bits_per_byte"] < rows[0].get("val_bits_per_byte", 9)
     assert (run.path / "report.html").stat().st_size > 10_000
     advised = re.findall(r"cuadrilla (\w+ Mi-novela-gpt2)", shown)
-    assert [words.split()[0] for words in advised] == ["eval", "generate"]
+    assert [words.split()[0] for words in advised] == ["eval", "generate", "serve"]
     assert re.search(r"bits por byte +\d,\d{4} ± 0,\d{4}", typed(advised[0], folder=tmp_path))
     assert "\nLa casa" in typed(f"{advised[1]} 'La casa' --tokens 9", folder=tmp_path)
 
     again = cuadrilla("train", novel.name, "--time", "20s", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert "nothing was left to train; more: --epochs" in again.stderr
     assert len(last_rows(run.metrics)) == len(rows)
 
     other = tmp_path / "otra.txt"
     other.write_text(novel.read_text()[::-1])
+    bigger = cuadrilla("train", novel.name, "--preset", "gpt2-mini", cwd=tmp_path)
+    assert (bigger.returncode, "is of gpt2-micro" in bigger.stderr) == (2, True), bigger.stderr
     refused = cuadrilla("train", other.name, "--name", run.path.name, cwd=tmp_path)
     assert refused.returncode != 0
     assert "--name" in refused.stderr
