@@ -102,6 +102,13 @@ def test_a_file_describes_machines(tmp_path: Path) -> None:
     ]
 
 
+def test_where_all_have_a_link_this_machine_coordinates(tmp_path: Path) -> None:
+    path = tmp_path / "crew.toml"
+    path.write_text('[[machine]]\nname = "a"\nspeed = 2.0\nlink = "8kbit"\n')
+    crew = described(read_crew(str(path)), here=50.0, operations=1.0)
+    assert (crew.coordinator, crew.bytes_per_second) == (MachineSpec(name="here", tokens_per_second=50.0), 1000.0)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -150,7 +150,8 @@ class Patience:
             self.reached, self._pause = self._node.heard_at, FIRST_PAUSE_SECONDS
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:
             raise error
-        log.warning("%s; trying again in %.2g s", error.message, self._pause)
+        first = self._pause == FIRST_PAUSE_SECONDS  # said once, for as long as the coordinator is off
+        log.log(logging.WARNING if first else logging.DEBUG, "%s; trying again until it answers", error.message)
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
         if time.monotonic() - self.reached > LOYAL_SECONDS:

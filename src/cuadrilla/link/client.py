@@ -50,7 +50,7 @@ from cuadrilla.link.base import (
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.inproc import Inbox
 from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
-from cuadrilla.messages import Message
+from cuadrilla.messages import OF_THE_SYSTEM, Message
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
 
@@ -360,7 +360,10 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     code = error.code() if isinstance(error, grpc.Call) else None
     # Whoever answers writes them: the coordinator, but also what else listens at that address.
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-    reason = Message(one_line(details, most=MAX_TEXT))  # a whole sentence of ours has its translation here
+    why = details.rpartition(": ")[2]  # behind several layers of gRPC's
+    reason = Message(
+        why if why in OF_THE_SYSTEM else one_line(details, most=MAX_TEXT)
+    )  # a whole sentence of ours has its translation here
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)

@@ -46,7 +46,7 @@ class MachineSection(Section):
 
 class CrewFile(Section):
     link: LinkShape = ""
-    """The coordinator's own, which all others share."""
+    """The coordinator's own, which all others share; if it is not said, the fastest of theirs."""
     machine: Annotated[list[MachineSection], Field(min_length=1, max_length=1000)]
 
     @model_validator(mode="after")
@@ -116,13 +116,15 @@ def practised(engine: LocalEngine | CrewEngine, *, here: float) -> Crew:
 
 
 def described(file: CrewFile, *, here: float, operations: float) -> Crew:
-    """`here`: tokens per second of this machine; `operations`: of one token."""
-    machines = []
+    """`here`: tokens per second of this machine, which coordinates and works if all that are described have a link to
+    the coordinator; `operations`: of one token."""
+    machines = [] if any(not section.link for section in file.machine) else [_spec("here", here, "")]
     for section in file.machine:
         rate = section.tokens_per_second or (section.speed or 0.0) * here + (section.tflops or 0.0) * 1e12 / operations
         machines += [_spec(name, rate, section.link) for name in section.names]
+    links = [machine.bytes_per_second for machine in machines if machine.bytes_per_second < float("inf")]
     own = parse_shape(file.link).bits_per_second / 8
-    return Crew(machines=machines, bytes_per_second=own or float("inf"))
+    return Crew(machines=machines, bytes_per_second=own or max(links, default=float("inf")))
 
 
 def _spec(name: str, tokens_per_second: float, link: str) -> MachineSpec:
