@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil
 
 from bench.common import options, report, summary, timed
-from cuadrilla.data.executor import available_cores
 from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.sources import list_sources
+from cuadrilla.host.facts import read_facts
 from tests.commands import COMMAND
 
 SAMPLE_SECONDS = 0.05
@@ -69,7 +69,7 @@ def write_text(words: Sequence[str], path: Path, *, num_bytes: int, separator: s
 
 
 def main() -> None:
-    given = options(__doc__, texts=[str], rounds=3, processes=available_cores(), memory=0, one_line=False)
+    given = options(__doc__, texts=[str], rounds=3, processes=max(1, int(read_facts().cores)), memory=0, one_line=False)
     with tempfile.TemporaryDirectory() as name:
         here, text, out = Path(name), Path(name) / "text", Path(name) / "out"
         text.mkdir()

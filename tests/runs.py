@@ -95,8 +95,8 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def workers(speeds: list[float]) -> str:
     """One works in the coordinator's thread. Several are threads, which say nothing while they compute."""
-    patient = "lost_after_seconds=3600, hung_after_seconds=3600"
-    return f'engine={{kind="crew", workers={speeds}, {patient}}}' if len(speeds) > 1 else 'engine={kind="local"}'
+    several = f'engine={{kind="crew", workers={speeds}, lost_after_seconds=3600}}'
+    return several if len(speeds) > 1 else 'engine={kind="local"}'
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

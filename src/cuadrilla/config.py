@@ -282,8 +282,6 @@ class CrewEngine(Section):
     """Practice: slow down the link of these processes, such as "100mbit+20ms" (empty: do not)."""
     lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
     """A worker that is silent for this long counts as lost, and its units go to the others. It may come back."""
-    hung_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 10.0
-    """The same for one that answers but makes no progress for the longer of this and three times the expected time."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import filelock
+from safetensors import SafetensorError
 
 from cuadrilla.errors import ConfigError, ResourceError
 
@@ -102,11 +103,11 @@ def storage_errors(path: Path) -> Iterator[None]:
     """A full, read-only or broken disk becomes a ResourceError that names the path, a name too long a ConfigError."""
     try:
         yield
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+    except (OSError, SafetensorError) as error:  # the latter is how that library reports a full or failing disk
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             raise ConfigError("{path}: the name is too long", path=path, hint="choose a shorter one") from error
         hint = "free some space, or choose a folder where you may write; then run the same command again"
-        reason = error.strerror or error
+        reason = getattr(error, "strerror", None) or error
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 

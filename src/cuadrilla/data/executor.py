@@ -45,10 +45,6 @@ class Workers:
             ) from error
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def processes(count: int) -> AbstractContextManager[Workers]:
     """So many processes of this machine; one is this very process. They end with the block."""
     if count == 1:

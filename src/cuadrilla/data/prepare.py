@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data.corpus import RECIPE, SPLITS, VAL, CleanChunk, Corpus, make_corpus
-from cuadrilla.data.executor import Workers, available_cores, processes, threads
+from cuadrilla.data.executor import Workers, processes, threads
 from cuadrilla.data.folder import (
     MANIFEST,
     TOKENIZER,
@@ -43,6 +43,7 @@ from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.data.sources import DEFAULT_FIELD, Progress, Sources, list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
+from cuadrilla.host.facts import read_facts
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, storage_errors
 
@@ -144,7 +145,7 @@ def prepare(
                 work.mkdir()
             try:
                 small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
-                count = 1 if small else options.processes or available_cores()
+                count = 1 if small else options.processes or max(1, int(read_facts().cores))
                 with nullcontext(workers) if workers else processes(count) as chosen:
                     corpus = make_corpus(
                         work,

@@ -100,8 +100,6 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             os.replace(temporary, path)
-        except safetensors.SafetensorError as error:  # how the library reports a full or failing disk
-            raise OSError(None, str(error)) from error
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -293,10 +292,7 @@ def _write_files(
 ) -> None:
     for name, tensors in (("model.safetensors", model), ("optimizer.safetensors", optimizer)):
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        try:
-            safetensors.torch.save_file(plain, folder / name)
-        except safetensors.SafetensorError as error:  # how the library reports a full or failing disk
-            raise OSError(None, str(error)) from error
+        safetensors.torch.save_file(plain, folder / name)
     (folder / "state.json").write_text(json.dumps(state, ensure_ascii=False))
     manifest = {"cuadrilla": __version__, "files": {name: file_sha256(folder / name) for name in FILES}}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))

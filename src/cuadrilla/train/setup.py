@@ -49,6 +49,7 @@ ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "
                      "train.precision")  # fmt: skip
 NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
 EVALUATIONS_PER_RUN = 10
+HUNG_AFTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +279,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process has one
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
-        hung_after_seconds=crew.hung_after_seconds if crew else None,
+        hung_after_seconds=max(HUNG_AFTER_SECONDS, 2 * crew.lost_after_seconds) if crew else None,
     )
     made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds())
     # An answer to a lease of an earlier process must never fit one of this process.
