@@ -15,7 +15,7 @@ from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
 from cuadrilla.sync.statistics import refuse_private_buffers
 from cuadrilla.train import setup
-from cuadrilla.train.precision import choose_device, has_accelerator
+from cuadrilla.train.precision import choose_device
 from cuadrilla.train.setup import Equipment, compile_blocks, make_task
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def choose_uses(wanted: str = "", *, threads: int = 0, config: Config | None = N
     """
     named = "" if wanted == AUTO else wanted
     device = named or (config.train.device if config is not None else AUTO)
-    if "," in device or (device == AUTO and has_accelerator()):
+    if "," in device or (device == AUTO and torch.accelerator.is_available()):
         strict, visible = config is not None and config.sync.strict, os.environ.get("CUDA_VISIBLE_DEVICES")
         return choose_devices(device, _found(), cores=threads or num_cores(), strict=strict, visible=visible)
     if named:

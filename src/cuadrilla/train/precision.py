@@ -50,10 +50,6 @@ class Precision:
         return Message("{dtype} ({reason})", dtype=str(self.dtype).removeprefix("torch."), reason=self.reason)
 
 
-def has_accelerator() -> bool:
-    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
-
-
 def choose_device(requested: str) -> torch.device:
     """The device to compute on; `auto` takes cuda, xpu, mps, cpu in that order. Raises DeviceError."""
     numbers = {"cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}

@@ -23,16 +23,19 @@ ROOTS = ("TEI", "TEI.2", "teiCorpus", "teiCorpus.2")
 
 _LEFT_OUT = {"note", "noteGrp", "teiHeader", "front", "back", "figDesc", "fw", "del", "index"}
 _OTHER_READING = {"sic", "orig", "abbr"}
-_PARAGRAPHS = {
-    *("p", "ab", "head", "lg", "sp", "quote", "list", "table", "figure", "epigraph", "argument", "trailer"),
-    *("opener", "closer", "postscript", "floatingText", "body"),
-}
-_LINES = {"l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label"}
 _HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
 _NOTE = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
 
 _PARAGRAPH, _LINE, _MARK = "\x1c", "\x1d", "\x1e"
 """Stand for white space and the marks of notes until all of a body is there; XML cannot hold them."""
+_PARAGRAPHS = (
+    *("p", "ab", "head", "lg", "sp", "quote", "list", "table", "figure", "epigraph", "argument", "trailer"),
+    *("opener", "closer", "postscript", "floatingText", "body", "div", *(f"div{depth}" for depth in range(8))),
+)
+_LINES = ("l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label")
+_SPACE = {**dict.fromkeys(_PARAGRAPHS, _PARAGRAPH), **dict.fromkeys(_LINES, _LINE), "cell": " "}
+"""Around an element."""
+_LAYOUT = str.maketrans("\n\t\r", "   ")
 _MARKS = re.compile(rf" *({_MARK} *)+(?=[,.;:)\]!?»])|{_MARK}")
 _GAPS = re.compile(rf"[ {_PARAGRAPH}{_LINE}]{{2,}}|[{_PARAGRAPH}{_LINE}]")
 
@@ -82,10 +85,10 @@ def _gap(found: re.Match[str]) -> str:
 def _pieces(element: Any, *, is_in_paragraph: bool) -> Iterator[str]:
     name = _name(element)
     is_in_paragraph = is_in_paragraph or name in _HOLD_QUOTES
-    gap = "" if name == "quote" and is_in_paragraph else _gap_of(name)
+    gap = "" if name == "quote" and is_in_paragraph else _SPACE.get(name, "")
     if element.get("break") != "no":
         yield gap
-    yield _without_layout(element.text)
+    yield (element.text or "").translate(_LAYOUT)
     for child in element:
         inner = _name(child)
         if not inner and str(child.text).startswith("&"):
@@ -94,7 +97,7 @@ def _pieces(element: Any, *, is_in_paragraph: bool) -> Iterator[str]:
             yield _MARK
         elif inner and inner not in _LEFT_OUT and not (name == "choice" and inner in _OTHER_READING):
             yield from _pieces(child, is_in_paragraph=is_in_paragraph)
-        yield _without_layout(child.tail)
+        yield (child.tail or "").translate(_LAYOUT)
     if name != "lb":
         yield gap
 
@@ -102,14 +105,3 @@ def _pieces(element: Any, *, is_in_paragraph: bool) -> Iterator[str]:
 def _is_mark(reference: Any) -> bool:
     said = "".join(reference.itertext()) if reference.get("target", "").startswith("#") else ""
     return _NOTE.fullmatch(said.strip()) is not None
-
-
-def _gap_of(name: str) -> str:
-    """White space around an element."""
-    if name in _PARAGRAPHS or name.startswith("div"):
-        return _PARAGRAPH
-    return _LINE if name in _LINES else " " if name == "cell" else ""
-
-
-def _without_layout(data: str | None) -> str:
-    return (data or "").replace("\n", " ").replace("\t", " ").replace("\r", " ")
