@@ -3,8 +3,9 @@
 import hashlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from cuadrilla.errors import CuadrillaError, TaskError
 
@@ -17,10 +18,18 @@ class UsersCode:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, CuadrillaError):
-            told = "its code ends with {kind}: {reason}"
-            raise TaskError(told, kind=type(error).__name__, reason=error, hint="run it with python") from error
+            theirs = [
+                f"{frame.f_code.co_filename}:{line}"
+                for frame, line in traceback.walk_tb(trace)
+                if str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX)
+            ]
+            told = "{place}: its code ends with {kind}: {reason}" if theirs else "its code ends with {kind}: {reason}"
+            fields = {"place": theirs[-1] if theirs else "", "kind": type(error).__name__, "reason": error}
+            raise TaskError(told, **fields, hint="correct it, or what the run file gives it") from error
 
 
 _beside: dict[Path, set[Path]] = {}

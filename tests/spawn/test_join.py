@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
@@ -166,7 +167,8 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     refused = ana.run("join", "--name", "ana", says=invite(coordinator))
     assert refused.returncode == 5
     assert "has not been approved on this machine" in refused.stderr
-    sha256 = refused.stderr.split("cuadrilla join --trust ")[1].split()[0]
+    sha256 = code_hash([run.path / "task.py"])
+    assert refused.stderr.split("cuadrilla join --trust ")[1].split()[0] == sha256[:8]
     elsewhere = f"localhost:{port}"
     assert "has not been approved on this machine" in ana.run("join", elsewhere).stderr
     assert [crew.address for crew in Home(ana.home).joined()] == [elsewhere]  # the question has not made it forget

@@ -11,7 +11,7 @@ from cuadrilla.config import ModelSection
 from cuadrilla.data.folder import Manifest, TokenWriter, write_manifest
 from cuadrilla.data.loader import collate
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import DataError
+from cuadrilla.errors import DataError, TaskError
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, log_likelihood
 from cuadrilla.model.task import Task
@@ -84,6 +84,11 @@ def test_sequences_predict_every_token_once(task: LanguageTask, split: str) -> N
     for index in (len(data), -1):
         with pytest.raises(IndexError):
             data[index]
+
+
+def test_items_are_mappings() -> None:
+    with pytest.raises(TaskError, match="is a tuple, not a mapping"):
+        collate([(1, 2)])  # as many datasets of PyTorch have it
 
 
 def test_loss_is_a_sum_and_counts_tokens(task: LanguageTask) -> None:

@@ -216,7 +216,7 @@ def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> 
             folder=folder,
             hint="read it ({typed}), then: cuadrilla join --trust {key}",
             typed=typed(folder),
-            key=key,
+            key=key[:8],
         )
 
 
