@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from cuadrilla.cli import demo
 from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, last_rows
@@ -27,7 +28,8 @@ from tests.web import serving, whole
 ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
 SHORT_DEMO = ("--steps", "24")
-SHORTER = {"20m": "20s", "200": "8", "500": "12"}  # minutes of training; stories and pairs of an evaluation
+FEW = {"stories": 8, "pairs": 12}  # of an evaluation, instead of 200 and 500
+SHORTER = {"20m": "20s", "200": "8", "500": "12"}
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
 SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
 
@@ -81,6 +83,7 @@ def shrink(run_file: Path) -> None:
     text = run_file.read_text(encoding="utf-8")
     for key, value in SMALLER.items():
         text = re.sub(rf"^(# )?{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
+    text = text.replace("[sample]\n", "[evaluate]\nsequences = 8\n[sample]\ntokens = 8\n")
     run_file.write_text(text, encoding="utf-8")
 
 
@@ -138,7 +141,9 @@ def test_both_languages_show_the_same_commands() -> None:
     assert commands(PAGES) == commands(SPANISH)
 
 
-def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = demo.judged
+    monkeypatch.setattr(demo, "judged", lambda trained, **_: judged(trained, **FEW))
     (tmp_path / "novelas").mkdir()
     for number in range(3):
         text = "\n\n".join(cuentos.stories(200, start=1000 * (number + 1)))
