@@ -42,15 +42,11 @@ def start(url: str, *, cwd: Path) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def parts(folder: Path) -> list[Path]:
-    return list(folder.glob(".*.part"))
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
     url = server.on("/quijote.txt", silent(TEXT, after=100_000), whole(TEXT))
     child = start(url, cwd=tmp_path)
-    wait_for(lambda: any(part.stat().st_size == 100_000 for part in parts(tmp_path / "corpus")), child)
+    wait_for(lambda: any(part.stat().st_size == 100_000 for part in (tmp_path / "corpus").glob(".*.part")), child)
     if end == signal.SIGINT:
         second = get(url, cwd=tmp_path)
         assert second.returncode == 2, second.stderr  # the folder is in use
