@@ -56,6 +56,7 @@ def ask(
     host: str | None = HOST,
     parts: Iterable[bytes] = (b"",),
     key: str = "",
+    pages: bool = True,
 ) -> Answer:
     inside, sent = Inside(), list[Event]()
     left = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
@@ -70,7 +71,7 @@ def ask(
         sent.append(event)
 
     scope = {"type": "http", "method": method, "path": path, "headers": raw}
-    asyncio.run(Edge(inside, key=key)(scope, receive, send))
+    asyncio.run(Edge(inside, key=key, pages=pages)(scope, receive, send))
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], headers, b"".join(e["body"] for e in sent[1:]), inside.bodies, len(left))
 
@@ -126,7 +127,9 @@ def test_pages_of_other_origins(origin: str) -> None:
     basic = ("Authorization", "Basic " + base64.b64encode(f"any:{KEY}".encode()).decode())  # a browser may add it
     refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), basic], parts=[b"{}"], key=KEY), 403)
     refused(ask("POST", "/v1/completions", [JSON, ("Origin", origin), ("Authorization", "Bearer x")], key=KEY), 401)
-    assert ask("POST", "/v1/completions", [JSON, ("Origin", origin), BEARER], parts=[b"{}"], key=KEY).status == 200
+    mine = [JSON, ("Origin", origin), BEARER]
+    assert ask("POST", "/v1/completions", mine, parts=[b"{}"], key=KEY).status == 200
+    refused(ask("POST", "/api/stop", mine, parts=[b"{}"], key=KEY, pages=False), 403)
     assert ask("GET", head=[("Origin", f"http://{HOST}")]).status == 200
 
 

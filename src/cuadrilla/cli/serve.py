@@ -62,7 +62,7 @@ def serve(
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # which ends with its helpers of OpenMP: with more threads than cores they sleep
             service = Service(pool.apply(load, (models,)))
-        app: Any = service.meters.counting(Edge(make_app(service), key=key))
+        app: Any = service.meters.counting(Edge(make_app(service), key=key, pages=True))
         if key:  # pages of other origins may bring it
             app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
         listen(

@@ -4,7 +4,7 @@ Invariants
 * Every route but those `open_to_all` asks for the key, where there is one, compared in constant time: as a bearer
   token, or as the password of basic authentication, with which a browser can open the page.
 * Without a key a call names the service by a name of this machine (DNS rebinding). A page of another origin may call
-  only with the key as a bearer token, which no browser adds by itself.
+  only a service that says so, with the key as a bearer token, which no browser adds by itself.
 * A body has at most `MAX_BODY_BYTES`.
 * A refusal is an error as OpenAI's API has it.
 """
@@ -50,10 +50,13 @@ class Refusal(HTTPException):
 
 class Edge:
     """`app` behind these checks. `key` "": nobody is asked; only for a service that no other machine reaches.
-    `open_to_all`: routes that tell nothing, and ask for no key."""
+    `open_to_all`: routes that tell nothing, and ask for no key. `pages`: those of other origins may call with the key.
+    """
 
-    def __init__(self, app: Application, *, key: str, open_to_all: Collection[str] = OPEN_TO_ALL) -> None:
-        self._app, self._key, self._open_to_all = app, key, open_to_all
+    def __init__(
+        self, app: Application, *, key: str, open_to_all: Collection[str] = OPEN_TO_ALL, pages: bool = False
+    ) -> None:
+        self._app, self._key, self._open_to_all, self._pages = app, key, open_to_all, pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -72,7 +75,7 @@ class Edge:
             raise Refusal(421, told, code="wrong_host")
         shown = headers.get("authorization", "")
         is_other = origin is not None and origin.partition("://")[2].lower() != host.lower()
-        if is_other and not (self._key and shown.lower().startswith("bearer ")):
+        if is_other and not (self._pages and self._key and shown.lower().startswith("bearer ")):
             told = (
                 "a page of another origin needs a service with a key (--api-key-file), and sends it as a bearer token"
             )
