@@ -56,7 +56,7 @@ def test_the_processes_end_with_the_command_and_it_begins_anew(library, prepared
 def test_a_process_that_is_killed_is_named(library, tmp_path):
     out = tmp_path / "out"
     child = start(library, out=out, stage="cleaning")
-    wait_for(lambda: processes_of_jobs(child.pid))
+    wait_for(lambda: list(out.glob(".work/*.npz")))  # all have been started
     processes_of_jobs(child.pid)[0].kill()
     _, said = child.communicate()
     assert child.returncode == 8, said

@@ -110,7 +110,7 @@ def train(
         run = run_of_texts(words, name=name, within=within, size=preset.removeprefix("gpt2-")).path
     else:
         run = Path(words[0])
-        if what and not run.exists():
+        if what and not run.exists() and run.suffix != ".toml":
             raise ConfigError(
                 "there is no text and no run {name}", name=run, hint="name a file or folder of text, or a run"
             )
