@@ -127,8 +127,9 @@ class Coordinator:
         return [*actions, self.work.tell_version(worker), *self._go_on()]
 
     def _remove(self, worker: str) -> list[Action]:
+        self.crew.depart(worker)
         if worker not in self.crew.members:
-            return []
+            return [] if self.crew.has_quorum else self._go_on()
         self._remove_member(worker)
         return self._go_on()
 

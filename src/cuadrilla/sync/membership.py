@@ -85,13 +85,17 @@ class Membership:
     environment: dict[str, str] | None = None
     waiting_since: float | None = None
     has_quorum: bool = False
+    departed: set[str] = field(default_factory=set)
+    """Expected workers that were refused or died: the first round does not wait for them."""
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def admit(self, worker: str, hello: Hello) -> str:
         """Make this worker a member: "", or the reason why it cannot be one."""
         if reason := self._unsuitable(worker, hello.environment):
+            self.depart(worker)
             return reason
+        self.departed.discard(worker)
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
         return ""
 
@@ -110,11 +114,17 @@ class Membership:
                 return Message(template, different=_listed(different[:3]))
         return ""
 
+    def depart(self, worker: str) -> None:
+        """It is not waited for any more."""
+        if not self.has_quorum:
+            self.departed.add(worker)
+
     def note_quorum(self) -> bool:
         """Note how many have come; whether the first round need not wait for others any more."""
         if not self.has_quorum and self.members:
             since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
-            self.has_quorum = len(self.members) >= self.rules.quorum or self.now - since >= self.rules.quorum_seconds
+            expected = self.rules.quorum - len(self.departed)
+            self.has_quorum = len(self.members) >= expected or self.now - since >= self.rules.quorum_seconds
         return self.has_quorum
 
     # -- signs of life -------------------------------------------------------------------------------------------------
