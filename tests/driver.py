@@ -50,11 +50,20 @@ class Crew:
                 case events.Send(message=Stop()):
                     self.evicted.append(action)
                 case events.Merge():
+                    self.merge(action)
                     self.send(events.Merged())
                 case events.Commit():
                     self.commits.append(action)
                 case events.Discard():
                     self.discarded.append(action.lease_id)
+
+    def merge(self, action: events.Merge) -> None:
+        """It succeeds."""
+
+    def contribution(self, grant: ledger.Grant, *, valid: bool) -> Contribution:
+        return Contribution(
+            lease_id=grant.lease_id, tokens=10 * len(grant.units), loss_sum=1.0, tensors={}, valid=valid
+        )
 
     def _abandon(self, worker: str) -> None:
         """A worker that gets a lease does not finish one that nobody wants any more."""
@@ -73,9 +82,7 @@ class Crew:
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         self.now = max(self.now, self.granted_at[lease_id] + seconds)
-        tokens = 10 * len(grant.units)
-        said = Contribution(lease_id=grant.lease_id, tokens=tokens, loss_sum=1.0, tensors={}, valid=valid)
-        self.say(worker or grant.worker, said)
+        self.say(worker or grant.worker, self.contribution(grant, valid=valid))
 
     def lose(self, worker: str) -> None:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
