@@ -167,8 +167,8 @@ class TrainSection(Section):
     def _consistent(self) -> Self:
         batch, unit = self.batch_sequences, self.unit_sequences
         if unit and batch % unit:
-            told = "batch_sequences {batch} is not a multiple of unit_sequences {unit}"
-            raise ValueError(Message(told, batch=batch, unit=unit))
+            template = "batch_sequences {batch} is not a multiple of unit_sequences {unit}"
+            raise ValueError(Message(template, batch=batch, unit=unit))
         if sum(value > 0 for value in (self.tokens, self.epochs, self.steps)) > 1:
             raise ValueError(Message("set only one of tokens, epochs and steps"))
         return self

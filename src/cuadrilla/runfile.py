@@ -84,8 +84,8 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
         hint = "write one with `cuadrilla new NAME`"
         raise ConfigError("cannot read {path}: {reason}", path=path, reason=error.strerror, hint=hint) from error
     except UnicodeDecodeError as error:
-        told = "{path} is not UTF-8 text (byte {byte})"
-        raise ConfigError(told, path=path, byte=error.start, hint="save it as UTF-8") from error
+        template = "{path} is not UTF-8 text (byte {byte})"
+        raise ConfigError(template, path=path, byte=error.start, hint="save it as UTF-8") from error
     return resolve(text, sets=sets, name=str(path), processes=processes)
 
 
@@ -343,7 +343,7 @@ def run_file_text(size: str, *, data: str, tokens: int) -> str:
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))
     head, seed, written, sizes, length, sequences, precision, device, optimizer, parts = (
-        f"# {told.in_language(language())}" for told in COMMENTS
+        f"# {comment.in_language(language())}" for comment in COMMENTS
     )
     return f"""\
 {head}

@@ -27,9 +27,11 @@ class UsersCode:
                 for frame, line in traceback.walk_tb(trace)
                 if str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX)
             ]
-            told = "{place}: its code ends with {kind}: {reason}" if theirs else "its code ends with {kind}: {reason}"
+            template = (
+                "{place}: its code ends with {kind}: {reason}" if theirs else "its code ends with {kind}: {reason}"
+            )
             fields = {"place": theirs[-1] if theirs else "", "kind": type(error).__name__, "reason": error}
-            raise TaskError(told, **fields, hint="correct it, or what the run file gives it") from error
+            raise TaskError(template, **fields, hint="correct it, or what the run file gives it") from error
 
 
 _beside: dict[Path, set[Path]] = {}

@@ -223,5 +223,5 @@ def _emit_manifest(manifest: Manifest, *, folder: Path, head: Mapping[str, Any] 
     if manifest.counts:
         emit("")
         emit_table([{"cleaning": name.replace("_", " "), "number": number} for name, number in manifest.counts.items()])
-    told = "\nvocabulary {size:,} ({dtype}), manifest {hash}"
-    emit(told, size=manifest.vocab_size, dtype=manifest.dtype, hash=manifest.hash()[:12])
+    vocabulary = "\nvocabulary {size:,} ({dtype}), manifest {hash}"
+    emit(vocabulary, size=manifest.vocab_size, dtype=manifest.dtype, hash=manifest.hash()[:12])

@@ -85,8 +85,10 @@ class Accident(Sink):
             return ""
         versions = [row["version"] for row in last_rows(run.metrics)]
         lost = len(set(range(1, max(versions) + 1)) - set(versions))
-        told = "                {victim} was killed at step {step}, the others went on; {lost} of {number} steps lost"
-        return Message(told, victim=VICTIM, step=self.happened_at, lost=lost, number=len(versions))
+        template = (
+            "                {victim} was killed at step {step}, the others went on; {lost} of {number} steps lost"
+        )
+        return Message(template, victim=VICTIM, step=self.happened_at, lost=lost, number=len(versions))
 
 
 def demo(

@@ -129,10 +129,10 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
         shown = {row["model"]: _shown(each.value, error=each.margin) for row, each in zip(measured, same, strict=True)}
         rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
     emit_table(rows)
-    told = "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)"
+    template = "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)"
     for row in measured:
         for differs in row["differences"]:
-            emit(told, path=row["model"], first=paths[0], **differs)
+            emit(template, path=row["model"], first=paths[0], **differs)
     say("± is half of the 95 % interval; --json has sums, counts and both ends")
 
 

@@ -99,8 +99,8 @@ class ProgressSink(Sink):
         left = seconds / (part - before) * (self._total - step + 1 - part)
         numbers = Message("{percent:.0f} % done in {seconds:.0f} s", percent=100 * part, seconds=seconds)
         if self._bar is not None:
-            told = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))
-            self._bar.update(self._task, numbers=shown(told, language()))
+            template = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))
+            self._bar.update(self._task, numbers=shown(template, language()))
         elif self._clock() - self._last_line >= LINE_SECONDS:
             self._tell(step, numbers, left=left)
 
@@ -112,8 +112,8 @@ class ProgressSink(Sink):
     def _tell(self, step: int, numbers: Message, *, left: float) -> None:
         """A line of its own. `left`: seconds of the run."""
         self._last_line = self._clock()
-        told = "step {step}/{total}  {numbers}  ETA {eta}"
-        stderr.tell(Message(told, step=step, total=self._total, numbers=numbers, eta=duration(left)))
+        template = "step {step}/{total}  {numbers}  ETA {eta}"
+        stderr.tell(Message(template, step=step, total=self._total, numbers=numbers, eta=duration(left)))
 
 
 def describe_evaluation(row: Scalars, *, short: bool = False) -> Message:

@@ -189,9 +189,9 @@ def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
     """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
     speeds, _, link = text.partition("@")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
-        told = "{option} {text}: {speeds!r} is not a list of speeds"
+        template = "{option} {text}: {speeds!r} is not a list of speeds"
         hint = 'write it as "1.0,0.5,0.25@100mbit+20ms"'
-        raise ConfigError(told, option=option, text=text, speeds=speeds, hint=hint)
+        raise ConfigError(template, option=option, text=text, speeds=speeds, hint=hint)
     workers = [float(speed) for speed in speeds.split(",")]
     return [f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 

@@ -49,8 +49,8 @@ class UnitLoader:
 def collate(items: Sequence[Any]) -> dict[str, Tensor]:
     """Stack equal-shaped items, mappings, along a new first dimension. Raises TaskError for other items."""
     if not isinstance(items[0], Mapping):
-        told = "an item of data(…) is a {kind}, not a mapping of names to arrays"
-        raise TaskError(told, kind=type(items[0]).__name__, hint='return {"x": x, "y": y}')
+        template = "an item of data(…) is a {kind}, not a mapping of names to arrays"
+        raise TaskError(template, kind=type(items[0]).__name__, hint='return {"x": x, "y": y}')
     return {key: _stack([torch.as_tensor(item[key]) for item in items], name=key) for key in items[0]}
 
 

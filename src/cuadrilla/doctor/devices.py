@@ -18,8 +18,8 @@ def torch(here: Here) -> Iterator[Finding]:
     if cpu.error:
         yield _broken(here, cpu.error, cpu.hint)
     else:
-        told = "PyTorch {version}; the processor computes {gflops:,.0f} GFLOP/s"
-        yield ok(Message(told, version=cpu.torch_version, gflops=cpu.gflops or 0))
+        template = "PyTorch {version}; the processor computes {gflops:,.0f} GFLOP/s"
+        yield ok(Message(template, version=cpu.torch_version, gflops=cpu.gflops or 0))
 
 
 def gpu(here: Here) -> Iterator[Finding]:
@@ -51,5 +51,5 @@ def _described(device: Device) -> Message:
     if device.capability is None:
         return Message("{device} {name}, {gib:.1f} GiB", **known)
     dotted = ".".join(map(str, device.capability))
-    told = "{device} {name}, {gib:.1f} GiB, compute capability {capability}, driver {driver}"
-    return Message(told, **known, capability=dotted, driver=device.driver)
+    template = "{device} {name}, {gib:.1f} GiB, compute capability {capability}, driver {driver}"
+    return Message(template, **known, capability=dotted, driver=device.driver)

@@ -137,8 +137,8 @@ def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None)
     hint = HINT_RESTART if error else ""
     if NO_KERNELS in str(error) and capability:
         dotted = f"{capability[0]}.{capability[1]}"
-        told = "PyTorch {version} has no kernels for compute capability {capability}"
-        error, hint = Message(told, version=version, capability=dotted), install_hint(capability, driver)
+        template = "PyTorch {version} has no kernels for compute capability {capability}"
+        error, hint = Message(template, version=version, capability=dotted), install_hint(capability, driver)
     named = {**row, "name": row.get("name") or (kind == "mps" and chip)}
     return _accelerator(kind, named, said, driver=driver if kind == "cuda" else row.get("driver"), why=(error, hint))
 
@@ -175,8 +175,8 @@ def _why_unseen(said: ProbeAnswer, capability: Capability | None, driver: str | 
     if not cuda:
         return Message("this PyTorch ({version}) is built without CUDA", version=version), install
     if driver and driver_major(driver) < CUDA_13_DRIVER and str(cuda).startswith("13"):
-        told = "driver {driver} is too old for this PyTorch (CUDA {cuda} needs {needed})"
-        error = Message(told, driver=driver, cuda=str(cuda), needed=CUDA_13_DRIVER)
+        template = "driver {driver} is too old for this PyTorch (CUDA {cuda} needs {needed})"
+        error = Message(template, driver=driver, cuda=str(cuda), needed=CUDA_13_DRIVER)
         return error, Message("update the NVIDIA driver, or {hint}", hint=install)
     return str(said.first("problem").get("error") or Message("PyTorch does not see this card")), HINT_RESTART
 

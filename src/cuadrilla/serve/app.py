@@ -63,8 +63,8 @@ class Service:
         if name is None and known:
             return next(iter(known.values()))
         if name not in known:
-            told = f"there is no such model; here: {', '.join(known) or '-'}"
-            raise Refusal(404, told, param="model", code="model_not_found")
+            template = f"there is no such model; here: {', '.join(known) or '-'}"
+            raise Refusal(404, template, param="model", code="model_not_found")
         return known[name]
 
 

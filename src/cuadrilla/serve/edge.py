@@ -71,19 +71,21 @@ class Edge:
     def _check(self, path: str, headers: Mapping[str, str]) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._key and not OWN_NAMES.fullmatch(host):
-            told = "without a key (--api-key-file) this service goes by localhost only, not as the header Host has it"
-            raise Refusal(421, told, code="wrong_host")
+            template = (
+                "without a key (--api-key-file) this service goes by localhost only, not as the header Host has it"
+            )
+            raise Refusal(421, template, code="wrong_host")
         shown = headers.get("authorization", "")
         is_other = origin is not None and origin.partition("://")[2].lower() != host.lower()
         if is_other and not (self._pages and self._key and shown.lower().startswith("bearer ")):
-            told = (
+            template = (
                 "a page of another origin needs a service with a key (--api-key-file), and sends it as a bearer token"
             )
-            raise Refusal(403, told, code="wrong_origin")
+            raise Refusal(403, template, code="wrong_origin")
         if path not in self._open_to_all and not self._has_key(shown):
-            told = "the key is missing or wrong: Authorization: Bearer KEY"
+            template = "the key is missing or wrong: Authorization: Bearer KEY"
             # At "Basic" a browser asks its user: wanted for the page, not for what the page asks.
-            raise Refusal(401, told, code="invalid_api_key", WWW_Authenticate=BASIC if path == PAGE else "Bearer")
+            raise Refusal(401, template, code="invalid_api_key", WWW_Authenticate=BASIC if path == PAGE else "Bearer")
 
     def _has_key(self, header: str) -> bool:
         return not self._key or hmac.compare_digest(_credential(header).encode(), self._key.encode())

@@ -66,8 +66,8 @@ class Predictor:
         except TaskError as error:
             log.exception("the task's predict has failed")
             kind = type(error.__cause__ or error).__name__
-            told = f"the task's predict has failed on these inputs ({kind}); the service's log says how"
-            raise Refusal(400, told, param="inputs") from None
+            template = f"the task's predict has failed on these inputs ({kind}); the service's log says how"
+            raise Refusal(400, template, param="inputs") from None
 
     def close(self) -> None:
         """A `predict` that does not return is left alone."""

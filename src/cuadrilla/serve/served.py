@@ -51,8 +51,8 @@ class ServedModel:
         if ids and max(ids) >= size:
             raise Refusal(400, f"prompt has tokens outside of the vocabulary of {size:,}", param="prompt")
         if len(ids) > self.context:
-            told = f"the prompt has {len(ids):,} tokens, the model reads {self.context:,}"
-            raise Refusal(400, told, param="prompt", code="context_length_exceeded")
+            template = f"the prompt has {len(ids):,} tokens, the model reads {self.context:,}"
+            raise Refusal(400, template, param="prompt", code="context_length_exceeded")
         return ids or [tokenizer.end_of_text]
 
     def row(
