@@ -14,6 +14,7 @@ from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
+from tests.books import write_books
 from tests.commands import wait_for
 from tests.spawn.test_prepare import contents, fail, run, start, texts_of
 
@@ -53,9 +54,10 @@ def test_the_processes_end_with_the_command_and_it_begins_anew(library, prepared
     assert contents(out) == contents(prepared)
 
 
-def test_a_process_that_is_killed_is_named(library, tmp_path):
+def test_a_process_that_is_killed_is_named(tmp_path):
+    many = write_books(tmp_path / "libros", num_books=300)  # more than are cleaned until one is killed
     out = tmp_path / "out"
-    child = start(library, out=out, stage="cleaning")
+    child = start(many, out=out, stage="cleaning")
     wait_for(lambda: list(out.glob(".work/*.npz")))  # all have been started
     processes_of_jobs(child.pid)[0].kill()
     _, said = child.communicate()
