@@ -21,7 +21,7 @@ RUN /opt/build/install.sh libraries
 RUN /opt/build/install.sh torch ${TORCH_BUILD}
 COPY docker/as-owner docker/nvidia-smi /usr/local/bin/
 COPY docker/healthy /usr/local/bin/cuadrilla-healthy
-COPY pyproject.toml README.md LICENSE /opt/build/cuadrilla/
+COPY pyproject.toml hatch_build.py README.md LICENSE /opt/build/cuadrilla/
 COPY src /opt/build/cuadrilla/src
 RUN /opt/build/install.sh cuadrilla
 WORKDIR /workspace

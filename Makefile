@@ -21,6 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DEV := $(VENV)/.ready-to-test
+SPANISH := src/cuadrilla/locale/es/LC_MESSAGES/cuadrilla
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 EXTRAS := data,export
 DEV_EXTRAS := dev,tensorboard,hf,export,serve
@@ -83,6 +84,10 @@ $(DEV): $(STAMP)
 	@$(PIP) install -c constraints.txt -e '.[$(DEV_EXTRAS)]' >&2
 	@touch $(DEV)
 
+# Compiled by the installation, too (hatch_build.py); here again after a change.
+$(SPANISH).mo: $(SPANISH).po $(DEV)
+	@$(BIN)/pybabel -q compile --domain cuadrilla --directory src/cuadrilla/locale 2>/dev/null
+
 wheel: $(STAMP)
 	@rm -f $(DIST)/*.whl
 	@$(PIP) wheel -qq --no-deps --wheel-dir $(DIST) .
@@ -95,15 +100,15 @@ demo: $(STAMP)
 # of their time: one more than cores.
 PYTEST := $(BIN)/pytest -q -ra --durations=10 -n auto --maxprocesses=8 --no-loadscope-reorder --max-worker-restart 0
 
-test: $(DEV)
+test: $(DEV) $(SPANISH).mo
 	$(PYTEST) -m "not soak and not thorough"
 
-test-rest: $(DEV)
+test-rest: $(DEV) $(SPANISH).mo
 	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m "thorough and not soak"
 
 test-all: test test-rest
 
-soak: $(DEV)
+soak: $(DEV) $(SPANISH).mo
 	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600
 	$(BIN)/pytest -q -ra --durations=10 -m soak --timeout=3600
 
@@ -126,7 +131,7 @@ layers: $(DEV)
 budgets: $(DEV)
 	$(BIN)/python tools/budgets.py
 
-messages: $(DEV)
+messages: $(DEV) $(SPANISH).mo
 	$(BIN)/python tools/messages.py
 
 # Not with --quiet: it drops the warnings that --strict counts.

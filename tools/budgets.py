@@ -381,7 +381,7 @@ def measure_sizes(root: Path) -> dict[str, int]:
         "tests": count_lines((root / "tests").rglob("*.py")),
         "bench": count_lines((root / "bench").glob("*.py")),
         "bench-programs": sum(f"python -m bench.{name} " in f"{text} " for name, text in benches),
-        "pages": count_lines(path for path in pages if "spanish" not in path.parts),
+        "pages": count_lines(pages),
         "docs/architecture.md": count_lines([root / "docs/architecture.md"]),
         "docs/experiments.md": count_lines([root / "docs/experiments.md"]),
         "commands": sum(bool(verb.panel) for verb in VERBS.values()),

@@ -1,8 +1,8 @@
 """Every text that a person reads is a template that the Spanish catalogue knows; exit code 1 if one is not.
 
-    python tools/messages.py            what is wrong: a text put together, fields that do not fit, no translation,
-                                        or two for one template
-    python tools/messages.py --missing  the templates that lack a translation, by package, as the JSON to fill in
+    python tools/messages.py            what is wrong: a text put together, fields that do not fit, no translation
+    python tools/messages.py --update   first brings `locale/es/LC_MESSAGES/cuadrilla.po` up to date: new templates
+                                        come with an empty translation, those that nothing says go
 
 Read from the syntax tree of `src/` and `recipes/`: the arguments of errors, of `Message`, of `say` and `emit`, of
 `refuse`, of warnings and talk in the log, the help of commands, options and keys of a run file; and from pages. A
@@ -22,9 +22,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import read_po, write_po
+
 ROOT = Path(__file__).parents[1] / "src" / "cuadrilla"
 RECIPES = "recipes"
-CATALOGUE = ROOT / "spanish"
+CATALOGUE = ROOT / "locale/es/LC_MESSAGES/cuadrilla.po"
+WIDTH = 120
 BASE = "CuadrillaError"
 REFUSE = "refuse"
 TALK = {"say", "say_at_once", "emit", "Message"}
@@ -43,7 +47,6 @@ class Found:
     """A template, or what is wrong (`problem`), at its place in the code."""
 
     place: str
-    package: str
     template: str = ""
     problem: str = ""
 
@@ -94,10 +97,6 @@ class Reader:
 
     def __init__(self, module: Module, modules: dict[str, Module], errors: set[str]) -> None:
         self.module, self.modules, self.errors = module, modules, errors
-        parts = module.name.split(".")
-        self.package = parts[1] if len(parts) > 2 or (ROOT / parts[-1]).is_dir() else "root"
-        if parts[0] == RECIPES:
-            self.package = RECIPES
 
     def read(self) -> Iterator[Found]:
         for scope in ast.walk(self.module.tree):
@@ -190,7 +189,7 @@ class Reader:
         if WORD.search(re.sub(r"\{[^}]*\}", "", text)):
             yield self.found(node, template=inspect.cleandoc(text) if is_help else text)
         else:
-            yield Found(NOTHING_TO_TRANSLATE, self.package, template=text)
+            yield Found(NOTHING_TO_TRANSLATE, template=text)
         lacking = placeholders(text) - fields - {""} if fields is not None and not is_help else set()
         if lacking:
             yield self.found(node, problem=f"{text[:50]!r} is not given {', '.join(sorted(lacking))}")
@@ -218,7 +217,7 @@ class Reader:
 
     def found(self, node: ast.AST, *, template: str = "", problem: str = "") -> Found:
         place = f"{self.module.name.replace('.', '/')}.py:{getattr(node, 'lineno', 0)}"
-        return Found(place, self.package, template=template, problem=problem)
+        return Found(place, template=template, problem=problem)
 
 
 def read_pages() -> Iterator[Found]:
@@ -228,7 +227,7 @@ def read_pages() -> Iterator[Found]:
         for said in PAGE_TEXT.finditer(path.read_text("utf-8")) if "vendor" not in inside.parts else ():
             template = json.loads(said[1]) if said[1] else said[2] or said[3]
             if WORD.search(re.sub(r"\{[^}]*\}", "", template)):
-                yield Found(str(inside), inside.parts[0], template=template)
+                yield Found(f"cuadrilla/{inside}", template=template)
 
 
 def name_of(node: ast.Call) -> str:
@@ -266,45 +265,51 @@ def mistranslated(template: str, translation: str) -> str:
     return ""
 
 
-def read_catalogues() -> dict[str, dict[str, str]]:
-    """By package: template → translation."""
-    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(CATALOGUE.glob("*.json"))}
+def read_catalogue() -> Catalog:
+    with CATALOGUE.open("rb") as file:
+        return read_po(file, locale="es")
 
 
-def problems_of(catalogues: dict[str, dict[str, str]], wanted: dict[str, Found]) -> Iterator[str]:
+def update(wanted: dict[str, set[str]]) -> None:
+    """Write the catalogue with these templates, each with the files that say it, and the translations there are."""
+    before = read_catalogue()
+    after = Catalog("es", header_comment=before.header_comment, fuzzy=False)
+    after.mime_headers = before.mime_headers
+    for template, files in wanted.items():
+        after.add(template, known.string if (known := before.get(template)) else "", [(file, 0) for file in files])
+    with CATALOGUE.open("wb") as file:
+        write_po(file, after, width=WIDTH, sort_output=True, include_lineno=False)
+
+
+def problems_of(catalogue: Catalog, wanted: dict[str, set[str]]) -> Iterator[str]:
     """What is wrong with the translations themselves."""
-    first: dict[str, tuple[str, str]] = {}
-    for name, catalogue in catalogues.items():
-        for template, translation in catalogue.items():
-            if wrong := mistranslated(template, translation):
-                yield f"spanish/{name}.json: {wrong}"
-            other, before = first.setdefault(template, (name, translation))
-            if before != translation:
-                yield f"spanish/{name}.json: {template[:60]!r} is {before!r} in {other}.json"
-            if template not in wanted:
-                yield f"spanish/{name}.json: nothing says {template[:60]!r}"
+    for entry in catalogue:
+        template, translation = str(entry.id), str(entry.string)
+        if template and template not in wanted:
+            yield f"{CATALOGUE.name}: nothing says {template[:60]!r}: --update"
+        elif template and translation and (wrong := mistranslated(template, translation)):
+            yield f"{CATALOGUE.name}: {wrong}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--update", action="store_true")
     arguments = parser.parse_args()
     modules = read_modules()
     errors = error_classes(modules)
     found = [each for module in modules.values() for each in Reader(module, modules, errors).read()]
     found += read_pages()
-    catalogues = read_catalogues()
-    known = {template for catalogue in catalogues.values() for template in catalogue}
-    wanted = {each.template: each for each in found if each.template and each.place != NOTHING_TO_TRANSLATE}
-    missing = [each for template, each in wanted.items() if template not in known]
-    if arguments.missing:
-        packages = sorted({each.package for each in missing})
-        lacking = {name: {each.template: "" for each in missing if each.package == name} for name in packages}
-        print(json.dumps(lacking, indent=1, ensure_ascii=False, sort_keys=True))
-        return
+    wanted: dict[str, set[str]] = {}
+    for each in found:
+        if each.template and each.place != NOTHING_TO_TRANSLATE:
+            wanted.setdefault(each.template, set()).add(each.place.partition(":")[0])
+    if arguments.update:
+        update(wanted)
+    catalogue = read_catalogue()
+    missing = [template for template in wanted if not ((known := catalogue.get(template)) and known.string)]
     problems = [f"{each.place}: {each.problem}" for each in found if each.problem]
-    problems += [f"{each.place}: no translation of {each.template[:70]!r}" for each in missing]
-    problems += problems_of(catalogues, wanted)
+    problems += [f"{min(wanted[template])}: no translation of {template[:70]!r}" for template in missing]
+    problems += problems_of(catalogue, wanted)
     print(*problems, sep="\n", end="\n" if problems else "")
     print(f"messages: {len(wanted)} templates, {len(missing)} without a translation, {len(problems)} problems")
     sys.exit(bool(problems))

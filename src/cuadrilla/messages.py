@@ -3,13 +3,13 @@
     raise DataError("{path} has no text", path=path, hint="name another file")
 
 A `Message` is the English text, a `str` as any other, and remembers what it was made of; whoever shows it to a person
-takes it `in_language(language())`. The catalogues are the JSON files of `spanish/`, one for each package: the English
-template and its translation. `tools/messages.py` finds templates that have none, and fields that are not theirs.
+takes it `in_language(language())`. The catalogues are GNU gettext's: `locale/LANGUAGE/LC_MESSAGES/cuadrilla.po`, which
+`tools/messages.py --update` brings up to date, is compiled when cuadrilla is installed, or by `make`.
 
 Invariant: a template is a literal of our own code. What comes from outside is a field's value and is never formatted.
 """
 
-import json
+import gettext
 import numbers
 import os
 import string
@@ -22,7 +22,7 @@ ENGLISH, SPANISH = "en", "es"
 LANGUAGES = (ENGLISH, SPANISH)
 VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 """Where a system says which language a person reads, in the order of GNU gettext."""
-CATALOGUE = Path(__file__).parent / "spanish"
+LOCALE = Path(__file__).parent / "locale"
 
 Field = str | int | float | None
 
@@ -96,7 +96,7 @@ def shown(text: str, language: str) -> str:
 
 def translated(template: str, language: str) -> str:
     """The template in this language, or itself."""
-    return catalogue().get(template, template) if language == SPANISH else template
+    return catalogue(language).gettext(template) if template else ""  # gettext's "" is the catalogue's head
 
 
 def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = "") -> str:
@@ -107,9 +107,8 @@ def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = ""
 
 
 @cache
-def catalogue() -> Mapping[str, str]:
-    texts = (path.read_text(encoding="utf-8") for path in sorted(CATALOGUE.glob("*.json")))
-    return {template: translation for text in texts for template, translation in json.loads(text).items()}
+def catalogue(language: str) -> gettext.NullTranslations:
+    return gettext.translation("cuadrilla", LOCALE, [language], fallback=language == ENGLISH)
 
 
 def _plain(value: object) -> Field:

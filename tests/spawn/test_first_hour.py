@@ -40,7 +40,7 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
     words = ("train", "mio", *ENDLESS, "--set", "train.batch_sequences=960")
     first = at_terminal(*words)
     wait_for(first.shows(r"device +cpu, \w+ \("), first.process)
-    wait_for(first.shows(r"step 0/[\d]+.* \d+ % done in \d+ s +ETA"), first.process)
+    wait_for(first.shows(r"step 0/[\d]+.* \d+% done in \d+ s +ETA"), first.process)
     first.types(CTRL_C)
     wait_for(first.shows("stopping +after this pass"), first.process)
     assert first.process.wait(timeout=150) == 130

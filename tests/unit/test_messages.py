@@ -1,6 +1,7 @@
 """What a person reads: messages, the errors made of them, the language, help in Spanish, what lacks a translation."""
 
 import errno
+import gettext
 import inspect
 import json
 import os
@@ -36,7 +37,11 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         "{path} is bad": "{path} está mal",
         "look at {path}": "mira {path}",
     }
-    monkeypatch.setattr(messages, "catalogue", lambda: found)
+    translations = gettext.NullTranslations()
+    monkeypatch.setattr(translations, "gettext", lambda text: found.get(text, text))
+    monkeypatch.setattr(
+        messages, "catalogue", lambda reads: translations if reads == SPANISH else gettext.NullTranslations()
+    )
     return found
 
 

@@ -23,7 +23,7 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
     clock.now = 6.0
     sink.working(1, 0.1)  # a step takes a minute
-    assert capsys.readouterr().err == "step 1/10  10 % done in 5 s  ETA 9 min\n"
+    assert capsys.readouterr().err == "step 1/10  10% done in 5 s  ETA 9 min\n"
     clock.now = 7.0
     sink.working(1, 0.12)
     assert capsys.readouterr().err == ""
@@ -34,7 +34,7 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     assert said.endswith("ETA 9 min\n")
     clock.now = 60.0 + LINE_SECONDS
     sink.working(2, 1 / 6)
-    assert capsys.readouterr().err == "step 2/10  17 % done in 10 s  ETA 9 min\n"
+    assert capsys.readouterr().err == "step 2/10  17% done in 10 s  ETA 9 min\n"
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
     sizes = {row["model"]: row["parameters"] for row in measured}
     rows: list[dict[str, object]] = [{"measure": named("parameters"), "on": "", **sizes}]
     for same in zip(*figures, strict=True):
-        shown = {row["model"]: _shown(each.value, error=each.margin) for row, each in zip(measured, same, strict=True)}
+        shown = {row["model"]: _shown(each.value, error=each.error) for row, each in zip(measured, same, strict=True)}
         rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
     emit_table(rows)
     template = "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)"
     for row in measured:
         for differs in row["differences"]:
             emit(template, path=row["model"], first=paths[0], **differs)
-    say("± is half of the 95 % interval; --json has sums, counts and both ends")
+    say("± is the standard error; --json has sums, counts and intervals")
 
 
 def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> "list[Test]":

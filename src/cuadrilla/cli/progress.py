@@ -97,7 +97,7 @@ class ProgressSink(Sink):
         if seconds < PATIENCE_SECONDS or part >= 1 or part <= before:
             return
         left = seconds / (part - before) * (self._total - step + 1 - part)
-        numbers = Message("{percent:.0f} % done in {seconds:.0f} s", percent=100 * part, seconds=seconds)
+        numbers = Message("{part:.0%} done in {seconds:.0f} s", part=part, seconds=seconds)
         if self._bar is not None:
             template = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))
             self._bar.update(self._task, numbers=shown(template, language()))

@@ -11,7 +11,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from cuadrilla.messages import catalogue, language
+from cuadrilla.messages import SPANISH, language, translated
+
+_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"|data-text>([^<]+)<')
+"""What a page may say: strings of its script, marked text of its HTML."""
 
 
 def one_file(
@@ -70,6 +73,6 @@ def read(name: str) -> str:
 @cache
 def _spanish(said: str) -> str:
     """The translations of what a page says, as JSON."""
-    literals = {text: json.dumps(text, ensure_ascii=False)[1:-1] for text in catalogue()}
-    found = {text: spanish for text, spanish in catalogue().items() if literals[text] in said}
+    texts = {re.sub(r"\\(.)", r"\1", found[1] or found[2] or "") for found in _TEXT.finditer(said)}
+    found = {text: spanish for text in sorted(texts) if (spanish := translated(text, SPANISH)) != text}
     return json.dumps(found, ensure_ascii=False)

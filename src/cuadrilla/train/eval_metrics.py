@@ -26,6 +26,7 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import NATS_PER_BIT, Pair, log_likelihood, wins
 
 WINDOWS_PER_BATCH = 16
+INTERVAL_95 = 1.96  # standard errors
 Items = Sequence[tuple[float, int]]
 
 
@@ -46,9 +47,9 @@ class Figure:
     """(part of `total`, part of `count`) of each document or pair, in the order of the test."""
 
     @property
-    def margin(self) -> float | None:
-        """Half of the interval."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+    def error(self) -> float | None:
+        """The standard error."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2 / INTERVAL_95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tup
     parts, counts = np.array(items, dtype=np.float64).T
     ratio = parts.sum() / counts.sum()
     squares = ((parts - ratio * counts) ** 2).sum() * len(items) / (len(items) - 1)
-    error = 1.96 * math.sqrt(squares) / counts.sum()
+    error = INTERVAL_95 * math.sqrt(squares) / counts.sum()
     return float(ratio - error), float(ratio + error)
 
 
