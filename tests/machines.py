@@ -1,6 +1,7 @@
 """Machines of their own, as far as cuadrilla can tell: each has a home folder, and a place on the network."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ class Machine:
             process = subprocess.Popen(
                 [*self.prefix, *command], env=self.environment(), text=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # as at a terminal
             )  # fmt: skip
         process.talk = self.talk  # type: ignore[attr-defined]  # for `said_by`
         self.started.append(process)

@@ -70,6 +70,21 @@ def test_an_error_of_a_step(run: RunDir, practice: str) -> None:
     assert RunReader(run).data(now=1.8e9)["reason"] == ""
 
 
+def test_a_task_that_fails_at_once_leaves_nothing_to_go_on_from(run: RunDir) -> None:
+    (run.path / "task.py").write_text(TASK.replace("nn.Linear(8, 64)", "nn.Linear(9, 64)"))
+    assert train(run).returncode == 2
+    assert not run.checkpoints.exists()
+    (run.path / "task.py").write_text(TASK)
+    done = train(run)
+    assert (done.returncode, "must return a sum" in done.stderr) == (0, False)
+
+
+def test_a_loss_that_is_a_mean_is_named(run: RunDir) -> None:
+    (run.path / "task.py").write_text(TASK.replace(".sum(), len", ".mean(), len"))
+    done = train(run, "--set", "train.steps=1")
+    assert "`loss` must return a sum: two examples have" in done.stderr
+
+
 def test_before_anybody_coordinates(run: RunDir) -> None:
     assert train(run).returncode == 0
     before = run.status.read_text()

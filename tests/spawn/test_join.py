@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
-from cuadrilla.link.base import COME_AGAIN, KICKED, NOT_LISTED, node_of
+from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
@@ -59,16 +60,19 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     assert said.count("waiting: paused: cuadrilla pause --off") == 1
     assert "working again" in said
     wait_for(goes_on(run), crew)
+    first.send_signal(signal.SIGINT)
+    said = first.communicate(timeout=150)[1]
+    assert first.returncode == 130, said
+    wait_for(goes_on(run), crew)
     coordinator_said = down(coordinator, crew)
     assert "ana joined" in coordinator_said
+    assert f"ana left: {LEAVES}" in coordinator_said
     assert "luis was kicked" in coordinator_said
     assert "the run was stopped by SIGTERM at step" in coordinator_said
-    said = ended(first)
     assert said.count("working    as ana") == 1
     assert said.count("the coordinator has paused this machine") == said.count("back at work") == 1
     assert said.index("the coordinator has paused this machine") < said.index("back at work")
     assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
-    assert "done       the run was stopped by SIGTERM" in said
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
     assert fetched == {path.name for path in (run.path / "data").glob("*.*")}

@@ -132,5 +132,6 @@ def test_a_build_sees_neither_data_nor_keys() -> None:
     assert first == "*"
     assert {line for line in others if line.startswith("!")} == {
         "!docker/as-owner", "!docker/healthy", "!docker/install.sh", "!docker/nvidia-smi", "!docker/requirements-*.txt",
-        "!tools/pick_torch.py", "!constraints.txt", "!pyproject.toml", "!hatch_build.py", "!README.md", "!LICENSE", "!src",
+        "!tools/pick_torch.py", "!constraints.txt", "!pyproject.toml", "!hatch_build.py", "!README.md", "!LICENSE",
+        "!src",
     }  # fmt: skip

@@ -137,6 +137,21 @@ def test_the_language_may_be_chosen_anywhere(
     assert "consejo: " in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("doctor a b c", "sobra: b c"),
+        ("serve r --precision x", "'--precision': debe ser uno de 'auto', 'fp32', 'bf16', 'fp16'"),
+        ("join --data /nowhere", "'--data': /nowhere no existe"),
+        ("train --steps x", "'--steps': debe ser un número entero"),
+    ],
+)
+def test_what_was_typed_wrongly_in_spanish(
+    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, capsys, *arguments.split(), "--lang=es")[1].startswith(f"error: {says} consejo:")
+
+
 @pytest.mark.parametrize("path", [("train",), ("data", "prepare"), ("export", "gguf")])
 def test_the_help_of_a_command_in_spanish(
     path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -216,6 +217,8 @@ def _usage(error: Any) -> ConfigError:
         return ConfigError("{name}: no such option, or a value is missing", name=option, hint=hint, of=of)
     if parameter is None and (commands := getattr(error.ctx and error.ctx.command, "commands", None)):
         return ConfigError("no such command; {of} has: {names}", names=", ".join(commands), hint=hint, of=of)
+    if found := re.search(r"unexpected extra argument\(s\) \((.*)\)", error.message):
+        return ConfigError("there is no place for: {words}", words=found[1], hint=hint, of=of)
     if parameter is None:
         return ConfigError("{reason}", reason=error.format_message(), hint=hint, of=of)
     if not error.message:
@@ -225,6 +228,10 @@ def _usage(error: Any) -> ConfigError:
         from cuadrilla.runfile import in_our_words
 
         reason = in_our_words(cause.errors()[0])
+    if found := re.search(r" is not one of (.*)\.", reason):
+        reason = Message("should be one of {choices}", choices=found[1])
+    elif found := re.search(r"path '(.*)' does not exist", reason):
+        reason = Message("{path} does not exist", path=found[1])
     return ConfigError("{name}: {reason}", name=parameter.get_error_hint(), reason=reason, hint=hint, of=of)
 
 

@@ -250,7 +250,8 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     """Until the run, or the coordinator's last job, ends; why it ended."""
     from cuadrilla.crew.bundle import require_work
     from cuadrilla.crew.equipment import choose_uses
-    from cuadrilla.crew.worker import LEAVES, once, work_on_all
+    from cuadrilla.crew.worker import once, work_on_all
+    from cuadrilla.link.base import LEAVES
     from cuadrilla.link.client import Connection
 
     description = once(node, Connection.describe)

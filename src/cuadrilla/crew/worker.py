@@ -23,7 +23,7 @@ from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, PAUSED, Link, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, PAUSED, Goodbye, Link, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
@@ -43,7 +43,6 @@ LOYAL_SECONDS = 15.0
 """A coordinator that was killed is back by then; only later the standbys are dialled, too."""
 POLL_SECONDS = 0.5
 NO_SHAPE = Shape()
-LEAVES = Message("this machine leaves")
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +106,9 @@ def in_session(
         if (last := session.final_stop()) is None:
             raise
         stop = last
+    except KeyboardInterrupt:
+        session.call(Goodbye(reason=LEAVES))
+        raise
     finally:
         node.heard_at, node.standbys = session.heard_at, session.standbys or node.standbys
         session.close()

@@ -41,7 +41,7 @@ class UnitLoader:
         ]
         return np.concatenate([np.empty(0, dtype=np.int64), *per_unit])
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+    def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> dict[str, Tensor]:
         """The sequences with these numbers, stacked and on the device."""
         return to_device(collate([self._dataset[int(index)] for index in indices]), self._device)
 

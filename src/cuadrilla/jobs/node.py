@@ -26,12 +26,12 @@ from cuadrilla.config import CheckpointSection, Config, LocalEngine
 from cuadrilla.crew.bundle import fetch, require_work
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
-from cuadrilla.crew.worker import LEAVES, in_session, serve_sessions
+from cuadrilla.crew.worker import in_session, serve_sessions
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
-from cuadrilla.link.base import Goodbye, Hello, Refused, RunDescription, Stop
+from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, RunDescription, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.wire import file_chunks

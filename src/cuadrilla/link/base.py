@@ -30,6 +30,7 @@ else:  # messages need no torch
 TensorRef = object  # an address of a Version's tensors, meaningful to both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew, or no longer: `cuadrilla kick` removes a node")
+LEAVES = Message("this machine leaves")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 COORDINATOR = "coordinator"
 """What the coordinator's own machine is called among those of a run: no node may."""

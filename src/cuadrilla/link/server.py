@@ -36,6 +36,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.address import Address, check_free
 from cuadrilla.link.base import (
     KICKED,
+    LEAVES,
     NOT_LISTED,
     PAUSED,
     Check,
@@ -298,6 +299,9 @@ class CrewServer:
             seconds = message.transfer_seconds + time.monotonic() - began
             message = replace(message, tensors=tensors, transfer_seconds=seconds)
         match message:
+            case Goodbye(reason=reason) if reason == LEAVES:
+                session.reason = LEAVES
+                self._disconnected(session)
             case Goodbye():
                 if self._close_session(session):
                     self._receive(worker, message)

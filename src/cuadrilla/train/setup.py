@@ -1,5 +1,6 @@
 """From a checked configuration to the parts of a run: task, model, coordinator. Used by every engine."""
 
+import logging
 import math
 import secrets
 import time
@@ -13,14 +14,16 @@ from torch import nn
 
 from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
 from cuadrilla.data.folder import TOKENIZER
+from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, TaskError
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout
+from cuadrilla.messages import Message
 from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
-from cuadrilla.model.task import Task, load_task
+from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
@@ -50,6 +53,8 @@ ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "
 NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
 EVALUATIONS_PER_RUN = 10
 HUNG_AFTER_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +241,8 @@ def assemble(
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.initial if run.initial.is_dir() else run.path / config.model.init, task=task)
     _check_supported(config, model, equipment.precision)
+    if isinstance(config.task, FileTaskSection):
+        _check_loss(equipment)
     merge, guard = equipment.strategy.merge(model, equipment.recipe), Guard(section=config.guard)
     crew = isinstance(config.engine, CrewEngine)  # others can join it at any time
     store = Store(
@@ -320,6 +327,22 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
         raise TaskError(
             "every parameter of the model is frozen", hint="leave requires_grad on for what is to be trained"
         )
+
+
+def _check_loss(equipment: Equipment) -> None:
+    """Try a user's loss before anything is written; warn of a mean, with which unequal shares would weigh wrongly."""
+    task, model, device = equipment.task, equipment.model, equipment.device
+    data = task.data("train")
+    loader, last = UnitLoader(data, seed=0, unit_sequences=1, device=device), len(data) - 1
+    model.eval()
+    with equipment.precision.around(model, device):
+        loss_of(task, model, loader.batch([0]))
+        with torch.no_grad():
+            first, second, both = (float(task.loss(model, loader.batch(some))[0]) for some in ([0], [last], [0, last]))
+    model.train()
+    if both and math.isclose(both, (first + second) / 2, rel_tol=0.01):
+        template = "`loss` must return a sum: two examples have {both:.3g}, each of them {first:.3g} and {second:.3g}"
+        log.warning("%s", Message(template, both=both, first=first, second=second))
 
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> bool:

@@ -76,6 +76,8 @@ class Store:
     _status_at: float = -1e9
     held_out: HeldOut = field(default_factory=HeldOut)
     _checkpoint_due: bool = False
+    _version: int = 0
+    """The run's, for events."""
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -129,7 +131,8 @@ class Store:
                 factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
                 row |= {"lr_factor": factor}
             state = {"version": version, "tokens": header["tokens"]}
-        if redone := state["version"] - before:
+        self._version = state["version"]
+        if redone := self._version - before:
             logged = any(row["version"] == state["version"] for row in read_jsonl(self.run.metrics))
             self.unlogged = None if logged else row
             log.info("redid %d steps from the journal of step %d", redone, before)
@@ -154,6 +157,7 @@ class Store:
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if it is due, and say how the run stands. The last version is saved by the finish."""
+        self._version = version
         best = "val_loss" in row and self.held_out.judge(row["val_loss"], version=version)
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
@@ -208,6 +212,7 @@ class Store:
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl; never fails a run."""
+        fields = {"version": self._version, **fields}
         self.hear(kind, fields)
         with self.trying(self.run.events):
             self._events.append(event_line(kind, fields))
