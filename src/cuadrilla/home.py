@@ -6,7 +6,7 @@ CUADRILLA_HOME (or the system's place for a user's data)
   standby/KEY/     what makes this machine a standby of that crew: its coordinator's keys, a copy of its run
   cache/           what a run needs, fetched from a coordinator
   trusted.json     hashes of code that this machine's owner has approved
-  paused.NAME      for each node of the crew that is to wait; paused, for this machine
+  paused           while work for others waits on this machine
 """
 
 import os
@@ -119,22 +119,17 @@ class Home:
         write_json(self.path / "trusted.json", {"sha256": sorted({*self.trusted(), sha256})})
 
     @property
-    def paused_nodes(self) -> frozenset[str]:
-        """Nodes of the crew that this machine coordinates, which are to wait."""
-        return frozenset(file.suffix[1:] for file in self.path.glob("paused.*"))
-
-    @property
     def is_paused(self) -> bool:
         """Whether the work for others waits on this machine."""
         return (self.path / "paused").exists()
 
-    def pause(self, node: str = "") -> None:
+    def pause(self) -> None:
         """Raises ResourceError."""
         make_private(self.path)
-        write_json(self.path / f"paused.{node}".rstrip("."), {})
+        write_json(self.path / "paused", {})
 
-    def unpause(self, node: str = "") -> None:
-        (self.path / f"paused.{node}".rstrip(".")).unlink(missing_ok=True)
+    def unpause(self) -> None:
+        (self.path / "paused").unlink(missing_ok=True)
 
     def open_crew(self) -> dict[str, Any]:
         """Address and process of the coordinator that runs on this machine. Raises LinkError if none does."""

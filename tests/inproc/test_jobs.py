@@ -17,7 +17,7 @@ from cuadrilla.home import Home
 from cuadrilla.jobs.crew import CrewExecutor
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import PAUSED, Hello, Stop
+from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
@@ -87,8 +87,8 @@ class Machine:
 class Jobs:
     """A coordinator that gives jobs away, and the machines of a test."""
 
-    def __init__(self, folder: Path, executor: CrewExecutor, *, address: str, home: Home, trained: RunDir) -> None:
-        self.folder, self.executor, self.address, self._home, self._trained = folder, executor, address, home, trained
+    def __init__(self, folder: Path, executor: CrewExecutor, *, address: str, trained: RunDir) -> None:
+        self.folder, self.executor, self.address, self._trained = folder, executor, address, trained
         self.left: list[Ended] = []
         self.machines: list[Machine] = []
 
@@ -118,9 +118,6 @@ class Jobs:
         assert order.job == job
         return order
 
-    def pause(self, name: str) -> None:
-        self._home.pause(name)
-
     def run(self, job: str) -> RunDir:
         return RunDir(self.folder / "runs" / job)
 
@@ -136,7 +133,7 @@ class Jobs:
 def crew(tmp_path: Path, trained: RunDir) -> Iterator[Jobs]:
     home = Home(tmp_path / "home")
     with contextlib.closing(CrewExecutor(home, listen=Address("127.0.0.1", 0), folder=tmp_path)) as executor:
-        made = Jobs(tmp_path, executor, address=executor.crew.address, home=home, trained=trained)
+        made = Jobs(tmp_path, executor, address=executor.crew.address, trained=trained)
         yield made
         for machine in made.machines:
             machine.close()
@@ -180,23 +177,6 @@ def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> Non
     for file in order.begun:
         luis.connection.fetch(file, to=crew.folder / "fetched")
         assert hashlib.sha256((crew.folder / "fetched").read_bytes()).hexdigest() == file.sha256
-
-
-def test_a_machine_that_is_paused_saves_first(crew: Jobs) -> None:
-    """It gets nothing new meanwhile."""
-    ana = crew.joins("ana")
-    crew.gives("0000-0", ana)
-    crew.pause("ana")
-    crew.until(lambda: crew.executor.free == [])
-    assert ana.order() == Recall(job="0000-0")
-    ana.send("0000-0", 4)
-    ana.session.call(JobNews(job="0000-0", ended=GIVEN_BACK))
-    assert crew.ends() == Ended(job="0000-0", place="ana", seconds=ANY)
-    crew.until(lambda: not crew.executor.places)
-    stop = ana.session.next_event()
-    assert isinstance(stop, Stop)
-    assert (stop.reason, stop.again) == (PAUSED, True)
-    assert crew.versions("0000-0") == [4]
 
 
 # Lies

@@ -106,8 +106,6 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
     following.until_checkpoint(4)
     assert following.state == ([3, 4], 4)
     assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000003.log", "v00000004.log"}
-    Home(crew.folder).pause("luis")
-    following.until(lambda: following.known["paused"] == ["luis"])
     assert following.known["coordinator.json"].encode() == (crew.folder / "crew" / "coordinator.json").read_bytes()
     assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}
 
@@ -152,17 +150,16 @@ def test_another_run_takes_the_place_of_the_one_before(crew: Coordinator) -> Non
     assert (following.state, len(list(following.copy.run.journal.iterdir()))) == (([7], 8), 1)
 
 
-def test_what_is_promoted_has_the_keys_and_lets_the_same_nodes_wait(crew: Coordinator, tmp_path: Path) -> None:
+def test_what_is_promoted_has_the_keys(crew: Coordinator, tmp_path: Path) -> None:
     home = Home(tmp_path / "eva")
     joined = Joined(folder=home.joined_folder(b"key"), address=crew.address, name="eva")
     crew.standby = home.standby_folder(joined)
-    Home(crew.folder).pause("luis")
     crew.commit(1)
     following = Following(crew)
     following.until_checkpoint(0)
     following.until_announced(1)
     assert promote(home, joined) == 1
-    assert (home.paused_nodes, home.is_paused, home.term) == ({"luis"}, False, 1)
+    assert home.term == 1
     for name in ("coordinator.json", "nodes.json"):
         assert (home.crew / name).read_bytes() == (crew.folder / "crew" / name).read_bytes()
 

@@ -30,19 +30,18 @@ def environment(home: Home, **more: str) -> dict[str, str]:
 
 
 def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
-    """One is there, one is paused, one has not come; then nothing runs, and they are named."""
+    """Two are there, one has not come; then nothing runs, and they are named."""
     for name in ("ana", "luis", "eva"):
         AllowList(home.nodes).add(name)
-    home.pause("luis")
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0, "luis": 1.0}, rounds=5, state="running").write()
     write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(run.path)})
     with FolderLock(run.lock, purpose="a test"):
         told = monitored(environment(home))
         assert (told["nodes"], told["crew"]["version"]) == (["ana", "eva", "luis"], 5)
         machines = [(each["name"], each["here"], each["phase"], each["share"]) for each in told["crew"]["machines"]]
-        assert machines == [("ana", True, None, 0.5), ("luis", True, "paused", 0.5), ("eva", False, None, None)]
+        assert machines == [("ana", True, None, 0.5), ("luis", True, None, 0.5), ("eva", False, None, None)]
         lines = cuadrilla("monitor", "--once", env=environment(home)).stdout.splitlines()
-        assert [line.split()[:2] for line in lines[-3:]] == [["ana", "-"], ["luis", "paused"], ["eva", "gone"]]
+        assert [line.split()[:2] for line in lines[-3:]] == [["ana", "-"], ["luis", "-"], ["eva", "gone"]]
     assert "crew" not in monitored(environment(home))
     done = cuadrilla("monitor", "--once", env=environment(home))
     assert done.stdout.splitlines()[-1] == "machines of this crew: ana, eva, luis"

@@ -344,7 +344,6 @@ def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monito
     from cuadrilla.link.nodes import AllowList
 
     AllowList(Home.of_user().nodes).remove(name)
-    Home.of_user().unpause(name)  # another machine may have this name next
     say("{name} is not in the crew any more; an invite that is still valid lets it join again", name=name)
 
 

@@ -125,5 +125,5 @@ class _ThisMachine:
             return None
         if self._reader is None or folder != str(self._reader.run.path):
             self._reader = open_run(Path(folder), queue=self._home.queue, tail_bytes=TAIL_BYTES)
-        found = self._reader.data(now=now, nodes=nodes, paused=self._home.paused_nodes)
+        found = self._reader.data(now=now, nodes=nodes)
         return found if found["state"] == RUNNING else None

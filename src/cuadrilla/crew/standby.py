@@ -24,7 +24,7 @@ from pathlib import Path
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import KnownTerm, Refused, check_node_name
+from cuadrilla.link.base import KnownTerm, Refused
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
 from cuadrilla.link.jobs import CHECKPOINT_FILE
@@ -182,9 +182,6 @@ def promote(home: Home, crew: Joined) -> int:
     make_private(home.crew)
     for name in (COORDINATOR_FILE, "nodes.json"):
         write_atomic(home.crew / name, known[name], private=True)
-    for node in known["paused"]:
-        check_node_name(node)
-        home.pause(node)
     home.begin_term(crew.term + 1)
     return version
 

@@ -95,8 +95,6 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
 def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
     crew.poll()
     error = failure()
-    if crew.home is not None:
-        crew.pause(crew.home.paused_nodes)
     if error is not None and crew.home is None:
         context.coordination.fail(error)
     elif error is not None:

@@ -23,7 +23,7 @@ from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
-from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, PAUSED, Goodbye, Link, Refused, Stop
+from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, Goodbye, Link, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
 from cuadrilla.link.wire import Layout
@@ -132,19 +132,14 @@ class Patience:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.address, self._dialled, self.paused = node.crew.address, 0, False
+        self.address, self._dialled = node.crew.address, 0
         self.begin_anew()
 
     def begin_anew(self, stop: Stop | None = None) -> None:
-        """A session has been, which ended so: the coordinator's owner may want this machine to wait."""
-        is_paused = stop is not None and stop.reason == PAUSED
-        if is_paused and not self.paused:
-            log.info("the coordinator has paused this machine", extra=TALK)
-        elif stop is not None and not is_paused:
+        """A session has been, which ended so."""
+        if stop is not None:
             log.warning("%s: joining again", stop.reason)
-        self.reached, self._pause, self.paused = time.monotonic(), FIRST_PAUSE_SECONDS, is_paused
-        if is_paused:
-            time.sleep(MAX_PAUSE_SECONDS)
+        self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
 
     def wait(self, error: LinkError) -> None:
         """Before the next try, which may be at another address. Raises the error when that is enough."""

@@ -31,9 +31,6 @@ MEASURE_SECONDS = 2.0
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 NUM_ROUND_TRIPS = 5
 SLOW_BYTES_PER_SECOND = 25e6
-EXAMPLE_PARAMETERS, PARAMETER_BYTES = 10_000_000, 4
-WORK_PER_EXCHANGE = 9
-"""So many times as long as it exchanges a step has to compute for nine tenths of the time to be work."""
 MOVED = Message("it may have another address by now; its screen shows it: cuadrilla doctor THAT_ADDRESS")
 
 
@@ -139,8 +136,12 @@ def _member(connection: "Connection") -> Finding:
 
 def _speed(connection: "Connection") -> Finding:
     trips = [_seconds(connection.check) for _ in range(NUM_ROUND_TRIPS)]
-    down = _rate(connection.receive_for)
-    return judged(down, _rate(connection.send_for), round_trip=min(trips))
+    down, up = _rate(connection.receive_for), _rate(connection.send_for)
+    template = "{down:.1f} MB/s from there, {up:.1f} MB/s back, {milliseconds:.1f} ms for a round trip"
+    cause = Message(template, down=down / 1e6, up=up / 1e6, milliseconds=1000 * min(trips))
+    if min(down, up) >= SLOW_BYTES_PER_SECOND:
+        return ok(cause)
+    return warn(cause, remedy=Message("a cable is faster than Wi-Fi; what a crew gains over it: cuadrilla plan"))
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -153,20 +154,3 @@ def _rate(measure: Callable[[float], int]) -> float:
     """Bytes per second."""
     began = time.monotonic()
     return measure(MEASURE_SECONDS) / max(time.monotonic() - began, 1e-9)
-
-
-def judged(down: float, up: float, *, round_trip: float) -> Finding:
-    """What two rates (bytes per second) mean for a step: all weights come here and all gradients go back."""
-    seconds = sum(EXAMPLE_PARAMETERS * PARAMETER_BYTES / max(rate, 1.0) for rate in (down, up))
-    cause = Message(
-        "{down:.1f} MB/s from there, {up:.1f} MB/s back, {milliseconds:.1f} ms for a round trip: {seconds:,.1f} s in "
-        "each step for {millions} million parameters",
-        down=down / 1e6, up=up / 1e6, milliseconds=1000 * round_trip, seconds=seconds,
-        millions=EXAMPLE_PARAMETERS // 10**6,
-    )  # fmt: skip
-    if min(down, up) >= SLOW_BYTES_PER_SECOND:
-        return ok(cause)
-    return warn(cause, remedy=Message(
-        "a cable is faster than Wi-Fi. Exchange less often: choose train.batch_sequences so large that a step computes "
-        "for {work:,.0f} s; or leave this machine out", work=WORK_PER_EXCHANGE * seconds,
-    ))  # fmt: skip

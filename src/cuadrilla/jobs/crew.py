@@ -27,7 +27,7 @@ from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import PAUSED, Goodbye, Hello, NodeReport, Stop, ToCoordinator, node_of, offered
+from cuadrilla.link.base import Goodbye, Hello, NodeReport, Stop, ToCoordinator, offered
 from cuadrilla.link.jobs import CHECKPOINT_FILE, DEVICE, METRICS, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
@@ -108,13 +108,11 @@ class CrewExecutor:
 
     def __init__(self, home: Home, *, listen: Address, folder: Path) -> None:
         """`folder`: of what the jobs belong to, a run directory as far as it has machines. Raises LinkError."""
-        self._home = home
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._machines: dict[str, _Machine] = {}
         self._ended: list[Ended] = []
-        self._paused: frozenset[str] = frozenset()
         self.crew = CrewServer(home.crew, receive=self.receive, jobs=self, term=home.term, home=home)
         self.crew.open(listen)
 
@@ -126,8 +124,7 @@ class CrewExecutor:
 
     @property
     def free(self) -> list[str]:
-        """Devices without a job; of a machine that is paused, none."""
-        return [name for name in self.places if name not in self.busy and node_of(name) not in self._paused]
+        return [name for name in self.places if name not in self.busy]
 
     @property
     def busy(self) -> dict[str, str]:
@@ -146,11 +143,6 @@ class CrewExecutor:
         while not self._heard.empty():
             self._heard.get()()
         self.crew.poll()
-        self._paused = self._home.paused_nodes
-        saving = {name: job for name, job in self.busy.items() if node_of(name) in self._paused}
-        for job in saving.values():
-            self.preempt(job)
-        self.crew.pause(self._paused - {node_of(name) for name in saving})
         for name, machine in list(self._machines.items()):
             if time.monotonic() - machine.heard_at > SILENT_SECONDS:
                 reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)
@@ -224,7 +216,7 @@ class CrewExecutor:
         append_event(self._run.events, "left", worker=worker, reason=reason)
         if machine.assigned is not None:
             log.info("%s is gone (%s): %s goes on elsewhere", worker, reason, machine.assigned.job, extra=TALK)
-            self._end(worker, lost=reason != PAUSED, reason=reason if reason != PAUSED else "")
+            self._end(worker, lost=True, reason=reason)
         del self._machines[worker]
 
     def _take(self, worker: str, news: JobNews) -> None:

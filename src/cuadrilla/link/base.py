@@ -323,9 +323,6 @@ class Refused(LinkError):
     """The coordinator was reached, and this node is not to work for it: trying again does not help."""
 
 
-PAUSED = Message("this node is paused (`cuadrilla pause --off` where the coordinator runs)")
-
-
 ToCoordinator = Hello | Progress | Contribution | Goodbye
 ToWorker = Version | Lease | Stop
 

@@ -20,7 +20,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,6 @@ from cuadrilla.link.base import (
     KICKED,
     LEAVES,
     NOT_LISTED,
-    PAUSED,
     Check,
     Contribution,
     Counted,
@@ -113,7 +112,7 @@ class _Session:
 
 class CrewServer:
     """Serves one run, or with `jobs` machines that train whole runs. `folder`: of the crew's keys and nodes;
-    `contributions`: what an answer's tensors may look like. `home`: of the machine whose owner invites and pauses; None
+    `contributions`: what an answer's tensors may look like. `home`: of the machine whose owner invites; None
     in practice. `pids`: the processes of its own workers. Raises LinkError.
     """
 
@@ -150,7 +149,6 @@ class CrewServer:
         """By worker; what is said in a session that is not here any more counts no more."""
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
         self._servers: list[Any] = []
-        self._paused: frozenset[str] = frozenset()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
@@ -217,23 +215,14 @@ class CrewServer:
             kicked = {session.node for session in self._sessions.values()} - self.nodes.nodes().keys()
         for name in sorted(kicked):
             log.info("%s was kicked", name, extra=TALK)
-        self._close_sessions(kicked, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+            self._close_sessions(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
 
-    def pause(self, nodes: frozenset[str]) -> None:
-        """These are to wait, and no others: their sessions end, and no new ones begin."""
+    def _close_sessions(self, node: str, stop: Stop, *, why: str) -> None:
         with self._lock:
-            begun, self._paused = nodes - self._paused, nodes
-        for worker in self._close_sessions(begun, Stop(reason=PAUSED, again=True), why=PAUSED):
-            self._receive(worker, NodeReport(phase="paused"))
-
-    def _close_sessions(self, nodes: Collection[str], stop: Stop, *, why: str) -> list[str]:
-        """End the sessions of these nodes; the workers that had one."""
-        with self._lock:
-            sessions = [session for session in self._sessions.values() if session.node in nodes]
+            sessions = [session for session in self._sessions.values() if session.node == node]
         for session in sessions:
             self._close_session(session, stop)
             self._receive(session.worker, Goodbye(reason=why))
-        return [session.worker for session in sessions]
 
     def close(self) -> None:
         """End all sessions, give messages on their way a moment, close the port. Safe to call twice."""
@@ -260,15 +249,11 @@ class CrewServer:
             self._disconnected(session)
 
     def _begin(self, worker: str) -> _Session:
-        """A new session, which ends the worker's older one; that of a paused node has ended."""
+        """A new session, which ends the worker's older one."""
         session = _Session(worker)
-        with self._lock:  # a pause either finds the session, or is found
-            is_paused = session.node in self._paused
+        with self._lock:
             older = self._sessions.pop(worker, None)
-            if not is_paused:
-                self._sessions[worker] = session
-        if is_paused:
-            self._close_session(session, Stop(reason=PAUSED, again=True))
+            self._sessions[worker] = session
         if older is not None:
             reason = Message("a newer session of the same node has begun")
             self._close_session(older, Stop(reason=reason, refused=True))
@@ -393,7 +378,7 @@ class CrewServer:
     def _leave_crew(self, name: str) -> None:
         """Raises CuadrillaError."""
         stop = Stop(reason=Message("this machine has left the crew"), refused=True)
-        self._close_sessions({name}, stop, why=Message("it has left the crew"))
+        self._close_sessions(name, stop, why=Message("it has left the crew"))
         self.nodes.remove(name)
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)

@@ -1,6 +1,6 @@
 """The coordinator's half of a standby: what makes a machine the coordinator, file by file, as it grows.
 
-    standby.json       the crew's keys and nodes, who is paused, what was announced; where this standby would coordinate
+    standby.json       the crew's keys and nodes, what was announced; where this standby would coordinate
     run/journal/       segments, which are continued
     run/checkpoints/   the newest one; its manifest comes last
 
@@ -75,8 +75,7 @@ class StandbyServer:
 
     def _known(self, address: str) -> bytes:
         files = {name: (self.home.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
-        other = {"paused": sorted(self.home.paused_nodes), "announced": self.announced, "listen": address}
-        return json.dumps({**files, **other}).encode()
+        return json.dumps({**files, "announced": self.announced, "listen": address}).encode()
 
     def _manifests(self) -> Iterator[tuple[int, bytes]]:
         """Version and manifest of each complete checkpoint."""

@@ -152,17 +152,14 @@ class RunReader:
             if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
                 self._take()
 
-    def data(self, *, now: float, nodes: Collection[str] = (), paused: Collection[str] = ()) -> dict[str, Any]:
+    def data(self, *, now: float, nodes: Collection[str] = ()) -> dict[str, Any]:
         """The run at `now`, in unix seconds, with its machines: see docs/watch.md. `nodes`: also those of these that
-        are not there; `paused`: nodes that are to wait."""
+        are not there."""
         with self._lock:
             self._take()
             machines = self._machines()
             known = {node_of(machine["name"]) for machine in machines}
             machines += [{**self._machine(name, 0.0, 0.0, []), "here": False} for name in nodes if name not in known]
-            for machine in machines:
-                if node_of(machine["name"]) in paused:
-                    machine["phase"] = "paused"
             seen = max((machine["seen"] for machine in machines if machine["seen"] is not None), default=None)
             jobs = {} if self._jobs is None else {"jobs": self._of_jobs}
             return {**self._head(), "time": now, "seen": seen, **jobs, "machines": machines}

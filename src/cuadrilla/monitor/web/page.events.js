@@ -31,10 +31,10 @@ const REASONS = [
   _("held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)"), _("another rank was asked to stop"), _("the connection ended"), _("a newer session of the same node has begun"),
   _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("not a member of this run any more"),
   _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
-  _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"), _("this node is paused (`cuadrilla pause --off` where the coordinator runs)"),
+  _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"),
   _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
   _("{error} (exit code {code})"), _("the fastest machine alone, sooner than with the others over this network"), _("all machines together in each step"),
-  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"), _("the coordinator has paused this machine"),
+  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
   _("{reason}: joining again"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
   _("loss or gradient out of the usual range: this update is left out, the training goes on"), _("too many updates left out: back to the last checkpoint, with other data from there"),
 ].map((template) => {
