@@ -13,9 +13,6 @@ from typing import Any
 
 from cuadrilla.messages import SPANISH, language, translated
 
-_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"|data-text>([^<]+)<')
-"""What a page may say: strings of its script, marked text of its HTML."""
-
 
 def one_file(
     html: str, *, styles: Sequence[str], scripts: Sequence[str], asks: str = "'self'", **parts: str
@@ -72,7 +69,8 @@ def read(name: str) -> str:
 
 @cache
 def _spanish(said: str) -> str:
-    """The translations of what a page says, as JSON."""
-    texts = {re.sub(r"\\(.)", r"\1", found[1] or found[2] or "") for found in _TEXT.finditer(said)}
-    found = {text: spanish for text in sorted(texts) if (spanish := translated(text, SPANISH)) != text}
+    """The translations of what a page may say, as JSON: strings of its script, marked text of its HTML."""
+    quoted, marked = re.findall(r'"((?:[^"\\\n]|\\.)*)"', said), re.findall(r"data-text>([^<]+)<", said)
+    texts = sorted({*(re.sub(r"\\(.)", r"\1", text) for text in quoted if text), *marked})
+    found = {text: spanish for text in texts if (spanish := translated(text, SPANISH)) != text}
     return json.dumps(found, ensure_ascii=False)

@@ -74,20 +74,13 @@ def _facts(found: LanguageModel) -> dict[str, str]:
     assert step is not None
     rows = [row for row in last_rows(run.metrics) if row["version"] <= step.version]
     bits = [row["val_bits_per_byte"] for row in rows if "val_bits_per_byte" in row]
-    facts = {
+    manifest, origin = _manifest(found), read_object(run.path / config.model.init / ORIGIN) if config.model.init else {}
+    return {
         "parameters": f"{num_parameters(found.model):,}",
         "steps": f"{step.version:,}",
-        "settings": f"{config.optim.kind}, learning rate {config.optim.lr:g}, "
-        f"{config.train.batch_sequences} sequences in a batch, seed {config.run.seed}",
         "tokens seen in training": f"{rows[-1]['tokens']:,}" if rows else "",
         "bits per byte, held-out text": f"{bits[-1]:.4f}" if bits else "",
+        "begun from": f"{origin['name']} (licence {origin.get('licence', 'unknown')})" if origin else "",
+        "sources": ", ".join(each.name for each in manifest.sources[:40]) if manifest else "",
+        "licences of the data": licences(found),
     }
-    if config.model.init:
-        origin = read_object(run.path / config.model.init / ORIGIN)
-        facts["begun from"] = f"{origin.get('name', config.model.init)} (licence {origin.get('licence', 'unknown')})"
-    if manifest := _manifest(found):
-        train = manifest.splits["train"]
-        facts["data"] = f"{train.num_documents:,} documents, {train.num_bytes:,} bytes, {train.num_tokens:,} tokens"
-        facts["sources"] = ", ".join(each.name for each in manifest.sources[:40])
-        facts["licences of the data"] = licences(found)
-    return facts

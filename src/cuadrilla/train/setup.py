@@ -23,6 +23,7 @@ from cuadrilla.model import language
 from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
+from cuadrilla.model.language import not_training
 from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
@@ -334,12 +335,10 @@ def _check_loss(equipment: Equipment) -> None:
     task, model, device = equipment.task, equipment.model, equipment.device
     data = task.data("train")
     loader, last = UnitLoader(data, seed=0, unit_sequences=1, device=device), len(data) - 1
-    model.eval()
-    with equipment.precision.around(model, device):
+    with not_training(model), equipment.precision.around(model, device):
         loss_of(task, model, loader.batch([0]))
         with torch.no_grad():
             first, second, both = (float(task.loss(model, loader.batch(some))[0]) for some in ([0], [last], [0, last]))
-    model.train()
     if both and math.isclose(both, (first + second) / 2, rel_tol=0.01):
         template = "`loss` must return a sum: two examples have {both:.3g}, each of them {first:.3g} and {second:.3g}"
         log.warning("%s", Message(template, both=both, first=first, second=second))
