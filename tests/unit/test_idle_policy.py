@@ -14,8 +14,6 @@ from cuadrilla.crew import idle_policy as module
 from cuadrilla.crew.idle_policy import QUIET_SECONDS, IdlePolicy, OwnerRules
 from cuadrilla.home import Home
 
-pytestmark = pytest.mark.unit
-
 ALL = OwnerRules(while_idle=True, on_power=True)
 GAME = 2**22 + 7
 

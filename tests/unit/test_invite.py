@@ -10,8 +10,6 @@ from cuadrilla.link.base import Refused, check_node_name
 from cuadrilla.link.invite import SECRET_BYTES, VALID_SECONDS, Invite, Invites, hash_secret, new_secret
 from tests.clock import Clock
 
-pytestmark = pytest.mark.unit
-
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?(\.[a-z][a-z0-9]{0,8}){0,3}", fullmatch=True)
 HOSTS = st.one_of(
     NAMES,

@@ -12,8 +12,6 @@ from cuadrilla.errors import TaskError
 from cuadrilla.link.wire import DTYPES
 from cuadrilla.train.journal import Journal, read_records
 
-pytestmark = pytest.mark.unit
-
 
 def write(folder: Path, *, count: int) -> list[int]:
     """Append `count` records to the segment of step 5; the file size after each."""

@@ -8,8 +8,6 @@ from cuadrilla.model.kernels import CHUNK_NUMBERS, IGNORED, SoftTargets, chunked
 from cuadrilla.train import precision
 from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, choose_kernels
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 CONFIG = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=128)
 WANTED = [(True, False, True), (False, False, False), (False, True, True)]

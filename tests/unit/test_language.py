@@ -16,8 +16,6 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.language import LanguageTask, log_likelihood
 from cuadrilla.model.task import Task
 
-pytestmark = pytest.mark.unit
-
 CONTEXT = 8
 TEXTS = {"train": ["la niña come pan", "el niño come pan y queso"] * 5, "val": ["la niña come queso"] * 3}
 SECTION = ModelSection(layers=1, heads=2, width=16, context=CONTEXT)

@@ -6,8 +6,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.host.card import NetworkCard, is_tunnel
 from cuadrilla.link.address import local_address
 
-pytestmark = pytest.mark.unit
-
 LAN = NetworkCard(name="enp3s0", addresses=("192.168.1.20", "fe80::1"))
 DOCKER = NetworkCard(name="docker0", addresses=("172.17.0.1",))
 VPN = NetworkCard(name="tun0", addresses=("10.8.0.2",), is_tunnel=True)

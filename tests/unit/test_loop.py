@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 
-import pytest
 import torch
 
 from cuadrilla.config import RunSection, TrainSection
@@ -11,8 +10,6 @@ from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToWorker, Versi
 from cuadrilla.train.loop import WorkerSettings, train
 from tests.sessions import FP32, Led, worker_half
 from tests.tasks import RaggedRegression
-
-pytestmark = pytest.mark.unit
 
 TRANSFER_SECONDS = 0.3
 

@@ -13,8 +13,6 @@ from cuadrilla.train.nodelog import NodeLogs
 from tests.inside import cuadrilla
 from tests.watched import add_rows
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

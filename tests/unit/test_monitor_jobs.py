@@ -11,8 +11,6 @@ from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from tests.searches import FAILS, WrittenSearch
 from tests.watched import add_rows
 
-pytestmark = pytest.mark.unit
-
 
 def step(version: int, **more: object) -> dict[str, object]:
     return {"version": version, "tokens": 100 * version, "loss": 3.0 - version / 1000, **more}

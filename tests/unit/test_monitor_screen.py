@@ -11,8 +11,6 @@ from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
 from cuadrilla.monitor.screen import duration, machine_screen, rate, run_screen
 
-pytestmark = pytest.mark.unit
-
 GIB = 2**30
 GPU = GpuUsage(
     index=0, name="NVIDIA RTX 4070", busy_percent=97.0, memory_used_bytes=int(9.8 * GIB), memory_bytes=12 * GIB,

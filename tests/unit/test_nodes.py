@@ -11,8 +11,6 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.rundir import FolderLock
 from tests.crews import refused
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> AllowList:

@@ -1,13 +1,10 @@
 """The order of the data is a permutation per epoch, stateless, and does not depend on how it is asked for."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.data.order import sequence_indices
-
-pytestmark = pytest.mark.unit
 
 
 @given(seed=st.integers(0, 2**63 - 1), length=st.integers(1, 500), epoch=st.integers(0, 10**6))

@@ -9,8 +9,6 @@ import pytest
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, report_error, say
 from cuadrilla.errors import DataError
 
-pytestmark = pytest.mark.unit
-
 FOREIGN = "Marianela [es] [/x] :book: \x1b]0;owned\x07\x9b31m\u202e.txt"
 SHOWN = "Marianela [es] [/x] :book: \\u001b]0;owned\\u0007\\u009b31m\\u202e.txt"
 NAME = "año 🙂 caf\udce9"

@@ -15,8 +15,6 @@ from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train.sinks import JsonlSink
 from tests.watched import WrittenCrew, add_rows
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

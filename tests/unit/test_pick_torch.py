@@ -7,8 +7,6 @@ import pytest
 from cuadrilla.host.devices import cuda_build
 from pick_torch import Choice, Gpu, Refusal, choose, parse_gpus, prefer_configured
 
-pytestmark = pytest.mark.unit
-
 WHEELS = "https://download.pytorch.org/whl/"
 GTX_1080 = Gpu("NVIDIA GeForce GTX 1080", (6, 1))
 V100 = Gpu("Tesla V100", (7, 0))

@@ -6,8 +6,6 @@ from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
 from cuadrilla.plan.devices import DeviceChoice, Use, card, choose_devices, uses_of
 
-pytestmark = pytest.mark.unit
-
 CPU = Device(kind="cpu", index=0, name="a processor", gflops=500.0)
 CARDS = [Device(kind="cuda", index=index, name=f"card {index}", gflops=100_000.0) for index in range(2)]
 SICK = Device(kind="cuda", index=2, name="old", error="PyTorch has no kernels for it", hint="another PyTorch")

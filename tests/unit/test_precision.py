@@ -13,8 +13,6 @@ from cuadrilla.train.precision import (
     choose_precision,
 )
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 
 

@@ -16,8 +16,6 @@ from cuadrilla.model.hf import load_hf, save_hf, state_to_hf
 from cuadrilla.model.pretrained import ORIGIN, find_weights, read_pretrained, save_pretrained
 from cuadrilla.model.weights import INDEX, WEIGHTS, weights_in
 
-pytestmark = pytest.mark.unit
-
 TEXT = "  ¿Qué come la niña?\n\nPan — 🙂 <|endoftext|> "
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 EMBEDDING = "transformer.wte.weight"

@@ -10,8 +10,6 @@ from cuadrilla.train.precision import PASS_TOKENS, choose_precision
 from tests.clock import Clock
 from tests.tasks import RaggedRegression
 
-pytestmark = pytest.mark.unit
-
 CPU = torch.device("cpu")
 
 

@@ -15,8 +15,6 @@ from cuadrilla.monitor.run import RunReader
 from cuadrilla.rundir import RunDir, append_event
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
-pytestmark = pytest.mark.unit
-
 PROMTOOL = shutil.which("promtool")
 HOSTILE = 'luis"} 9\n# HELP x\\n<b>\u202e'
 Sample = tuple[str, tuple[tuple[str, str], ...]]

@@ -13,8 +13,6 @@ from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
 from cuadrilla.link.address import Address
 from tests.patients import FACTS
 
-pytestmark = pytest.mark.unit
-
 INNER, OUTER = "172.30.98.229", "192.168.1.7"
 OWN = psutil.net_if_addrs()["lo"][0].address
 

@@ -18,8 +18,6 @@ from cuadrilla.rundir import node_file, worker_of_node_file
 from cuadrilla.train import nodelog
 from cuadrilla.train.nodelog import NodeLogs
 
-pytestmark = pytest.mark.unit
-
 FULL = NodeReport(
     usage=Usage(
         cpu_percent=12.5,

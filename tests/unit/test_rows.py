@@ -13,8 +13,6 @@ from cuadrilla.model.rows import Row, Rows, Score
 from cuadrilla.model.sampling import Sampling
 from tests.decided import decided_model
 
-pytestmark = pytest.mark.unit
-
 VOCABULARY, CONTEXT = 97, 24
 WAYS = (
     Sampling(temperature=0),

@@ -17,8 +17,6 @@ from cuadrilla.train import nodelog
 from cuadrilla.train.nodelog import NodeLogs
 from tests.watched import add_rows
 
-pytestmark = pytest.mark.unit
-
 START = 1_795_569_000.0
 SHARES = {"pc": 0.75, "mac": 0.25}
 

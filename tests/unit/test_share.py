@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from cuadrilla.plan.share import Pace, finish_seconds, share_units
 
-pytestmark = pytest.mark.unit
-
 
 def paces(**members: float | tuple[float, float]) -> dict[str, Pace]:
     """Speed, or speed and fixed seconds, by name."""

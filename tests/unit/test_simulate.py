@@ -28,8 +28,6 @@ from tests.simulate.run import (
     undisturbed,
 )
 
-pytestmark = pytest.mark.unit
-
 LONG_ROUNDS = replace(RULES, units_per_step=64)
 TWO_STEPS = replace(RULES, units_per_step=4, step_tokens=4 * UNIT_TOKENS, num_steps=39)
 """Rounds of as many units as RULES has in a step; the last one has one step."""

@@ -9,8 +9,6 @@ import pytest
 from cuadrilla.errors import ConfigError, DataError
 from tests.reading import find, texts
 
-pytestmark = pytest.mark.unit
-
 TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
 
 

@@ -15,8 +15,6 @@ from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics
 from cuadrilla.sync.strategy import Sums
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 
-pytestmark = pytest.mark.unit
-
 
 def units(count: int, *, seed: int = 0) -> list[Tensor]:
     """Batches of 5 examples with 2 features, far from mean 0 and variance 1."""

@@ -9,8 +9,6 @@ import torch
 from cuadrilla.errors import TaskError
 from cuadrilla.model.task import load_task, loss_of
 
-pytestmark = pytest.mark.unit
-
 GOOD = """
 from dataclasses import dataclass
 import torch

@@ -13,8 +13,6 @@ from cuadrilla.link.identity import Identity, is_of_coordinator, key_hash, load_
 from cuadrilla.link.nodes import AllowList
 from tests.crews import join, refused
 
-pytestmark = pytest.mark.unit
-
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX file modes")
 PRIVATE = ("crew/coordinator.json", "node/node.json")
 

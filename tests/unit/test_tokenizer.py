@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from cuadrilla.data.tokenizer import END_OF_TEXT, MIN_VOCAB, Tokenizer
 from cuadrilla.errors import DataError
 
-pytestmark = pytest.mark.unit
-
 TEXTS = [f"El niño número {n} comió {n} piñas; ¿y la niña? También, según dijo." for n in range(50)]
 SMALL = Tokenizer.train(TEXTS, vocab_size=400)
 

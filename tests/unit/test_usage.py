@@ -15,8 +15,6 @@ from cuadrilla.host.container import Cgroups, read_cpu, read_memory
 from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
 from cuadrilla.host.usage import Sampler, Usage, usage_data
 
-pytestmark = pytest.mark.unit
-
 BUSY = GpuUsage(
     index=0,
     name="NVIDIA GeForce RTX 4070",

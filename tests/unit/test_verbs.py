@@ -10,8 +10,6 @@ from typer.main import get_command
 from cuadrilla.cli.app import command_line, run
 from cuadrilla.cli.verbs import INSTEAD, VERBS
 
-pytestmark = pytest.mark.unit
-
 MAX_LETTERS = 64
 
 

@@ -13,8 +13,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link import wire
 from cuadrilla.link.wire import DTYPES, Layout, Memory, chunks, received
 
-pytestmark = pytest.mark.unit
-
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 ENTRIES = st.lists(st.tuples(st.sampled_from(list(DTYPES)), SHAPES), max_size=6)
 CHUNK_SIZES = st.sampled_from([1, 3, 7, 64, 2**20])
