@@ -25,15 +25,6 @@ def write(folder: Path, *, count: int) -> list[int]:
     return sizes
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    write(tmp_path, count=3)
-    records = list(read_records(tmp_path, 5))
-    assert [record.version for record in records] == [6, 7, 8]
-    assert torch.equal(records[2].update["w"], torch.full((3, 4), 8.0))
-    assert records[0].update["s"].shape == ()
-    assert not list(read_records(tmp_path, 4))
-
-
 def test_every_truncation_gives_the_whole_records_before_it(tmp_path: Path) -> None:
     sizes = write(tmp_path, count=2)
     path = tmp_path / "v00000005.log"

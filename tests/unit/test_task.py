@@ -1,6 +1,7 @@
 """Loading a Task from a user's file: what works, and every way in which it does not."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from cuadrilla.errors import TaskError
 from cuadrilla.model.task import load_task, loss_of
+from cuadrilla.user_file import files_of, load_file
 
 GOOD = """
 from dataclasses import dataclass
@@ -69,12 +71,18 @@ def test_the_names_of_the_file_are_offered(tmp_path: Path) -> None:
     assert "TaskDefaults" not in caught.value.hint  # imported, not defined there
 
 
-def test_a_task_may_import_what_lies_beside_it(tmp_path: Path) -> None:
-    write(tmp_path, "GREETING = 'one point'", name="beside_the_task.py")
-    text = GOOD.replace('return "one point"', "return GREETING").replace(
-        "import torch", "import torch\nfrom beside_the_task import GREETING"
-    )
-    assert load_task("mine.py:line", folder=write(tmp_path, text)).data_hash() == "one point"
+def test_files_of_one_name_have_their_own_modules_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folders = [tmp_path / name for name in ("uno", "dos")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        write(folder, f"NUMBER = {number}\n", name="beside.py")
+        write(folder, "import beside\nnumber = beside.NUMBER\n")
+    modules = [load_file(folder / "mine.py") for folder in (*folders, folders[0])]
+    assert [module.number for module in modules] == [0, 1, 0]
+    assert modules[0].__name__ != modules[1].__name__
+    for folder in folders:
+        assert files_of(folder / "mine.py") == [folder / "mine.py", folder / "beside.py"]
 
 
 @pytest.mark.parametrize(
