@@ -130,17 +130,3 @@ def test_numbers_that_are_not_finite_end_their_row_only(model: InferenceModel, m
         rows.step()
     assert (bad.reason, len(bad.generated)) == ("error", 1)
     assert (good.reason, good.generated) == ("length", alone(model, [5, 6], good.sampling))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("num_top", [None, 2])
-def test_a_row_whose_tokens_are_all_impossible_ends_and_those_beside_it_go_on(
-    way: Sampling, num_top: int | None
-) -> None:
-    """Minus infinity for each of them is a distribution of nothing: there is no token to choose, not even the best."""
-    logits = torch.full((3, VOCABULARY), -torch.inf)
-    logits[0, 11] = logits[2, 13] = -4.0  # the only possible one
-    rows = [Row([7], way, num_top=num_top) for _ in range(3)]
-    assert [token for _, token in module._chosen(rows, logits)] == [11, None, 13]
-    assert [row.reason for row in rows] == [None, "error", None]
-    assert [len(row.scores) for row in rows] == ([1, 0, 1] if num_top else [0, 0, 0])

@@ -107,13 +107,19 @@ def test_the_coordinator_may_die_between_any_two_actions() -> None:
         assert report.theta == undisturbed()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -> None:
-    """In the middle of its lease, and for good. From the fifth round on the crew is as fast as its parts, to 15 %."""
-    world = World(seed, [SimFault(at=30.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
+def becomes_slow(seed: int, *, at: float) -> World:
+    """`w0` does, ten times, in the middle of its lease and for good; nothing else happens."""
+    world = World(seed, [SimFault(at=at, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
     world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
     for worker in world.crew.workers.values():
         worker.bad = False
+    return world
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -> None:
+    """From the fifth round on the crew is as fast as its parts, to 15 %."""
+    world = becomes_slow(seed, at=30.0)
     report = world.run()
     rates = {name: worker.rate for name, worker in world.crew.workers.items()}
     slow = rates.pop("w0")
@@ -127,11 +133,8 @@ def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 7])
 def test_the_round_in_which_it_happens_takes_two_and_a_half_times_as_long_at_most(seed: int) -> None:
-    """In the middle of its lease, among three or more: those who are done with theirs share it."""
-    world = World(seed, [SimFault(at=100.0, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
-    world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
-    for worker in world.crew.workers.values():
-        worker.bad = False
+    """Among three or more: those who are done with theirs share it."""
+    world = becomes_slow(seed, at=100.0)
     assert len(world.crew.workers) >= 3  # of two, the other one may have all of a fast one's lease to do
     times = world.run().committed_at
     last = sum(at < 100.0 for at in times)

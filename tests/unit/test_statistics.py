@@ -1,11 +1,7 @@
 """Running statistics: what a unit measures, sums without rounding, one step for a version."""
 
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -55,33 +51,6 @@ def test_a_history_computed_by_hand(momentum: float | None) -> None:
         assert int(model[0].num_batches_tracked) == version
     held_out = torch.tensor([[1.0, -4.0]])
     torch.testing.assert_close(model.eval()(held_out), (held_out - mean) / (variance + 1e-5).sqrt())
-
-
-VALUES = st.floats(width=32, min_value=-(2.0**45), max_value=2.0**45)
-
-
-@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12), st.integers(0, 12), st.randoms())
-def test_a_sum_does_not_depend_on_split_or_order(values: list[tuple[float, float]], cut: int, random) -> None:
-    model = nn.BatchNorm1d(2)
-    shuffled = random.sample(values, len(values))
-    results = []
-    for leases in ([values], [shuffled[:cut], shuffled[cut:]]):
-        merge = MergedStatistics(model)
-        merge.reduce([_contribution(model, lease) for lease in leases])
-        results.append(merge.mean["running_mean"])
-    assert torch.equal(*results)
-    exact = [math.fsum(value[i] for value in values) / len(values) for i in (0, 1)]
-    assert results[0].tolist() == pytest.approx(exact, rel=1e-6, abs=1e-12)
-
-
-def _contribution(model: nn.Module, values: list[tuple[float, float]]) -> dict[str, Tensor]:
-    """As if each pair were the mean that a unit measured."""
-    statistics = UnitStatistics(model)
-    for pair in values:
-        statistics._own[""]["running_mean"].copy_(torch.tensor(pair))
-        statistics._own[""]["num_batches_tracked"].fill_(1)
-        assert statistics.add()
-    return dict(statistics.tensors)
 
 
 class Twice(nn.Module):

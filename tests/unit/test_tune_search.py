@@ -15,7 +15,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.rundir import read_object
 from cuadrilla.tune.folder import JOBS, SearchFolder
 from cuadrilla.tune.run import Searching
-from cuadrilla.tune.search import Search, job_of, open_storage, score_of, storing
+from cuadrilla.tune.search import Search, open_storage, score_of, storing
 from tests.unit.test_queue import Hands
 from tests.unit.test_tune_space import BASE, space_of
 from tests.watched import add_rows
@@ -71,25 +71,6 @@ def test_any_machines_in_any_order_with_a_break_try_the_same(seed: int, places: 
     assert score_of(again.best) == min(filter(None, map(score_of, alone.trials)))
 
 
-def test_who_is_behind_the_others_is_pruned_and_never_best() -> None:
-    search = search_of(section_of(trials=6))
-    for _ in range(5):
-        job = search.next_job()
-        assert job is not None
-        assert not search.is_behind(job, {10: 2.0, 50: 1.0})
-        finish(search, job, 1.0)
-    last = search.next_job()
-    assert last is not None
-    assert not search.is_behind(last, {10: 9.0}), "too early"
-    assert search.is_behind(last, {10: 9.0, 50: 3.0})
-    search.give_back(last)
-    assert search.next_job() == last
-    search.finish(Ended(job=last, place="ana"), score=None, pruned=True)
-    assert search.trial(last).state == optuna.trial.TrialState.PRUNED
-    assert search.has_tried_all
-    assert job_of(search.ranked()[-1]) == last
-
-
 def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Path) -> None:
     section, hands = section_of(trials=6, prune=True), Hands("ana")
     (tmp_path / "tune").mkdir()
@@ -100,7 +81,10 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
         assert job is not None
         hands.busy = {"ana": job}
         folder.run(job).path.mkdir()
-        add_rows(folder.run(job).metrics, [{"version": 100, "val_loss": 1.0 if number < 5 else 2.0}])
+        loss = 1.0 if number < 5 else 9.0
+        add_rows(folder.run(job).metrics, [{"version": 20, "val_loss": loss}])
+        assert list(work.unwanted()) == [], "too early"
+        add_rows(folder.run(job).metrics, [{"version": 100, "val_loss": loss}])
         assert list(work.unwanted()) == ([] if number < 5 else [job])
         hands.busy = {}
         work.ended(Ended(job=job, place="ana", complete=number < 5))

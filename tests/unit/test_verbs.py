@@ -13,20 +13,6 @@ from cuadrilla.cli.verbs import INSTEAD, VERBS
 MAX_LETTERS = 64
 
 
-def verbs(*arguments: str) -> set[str]:
-    return set(get_command(command_line(arguments)).commands)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_that_is_called_comes_alone(verb: str) -> None:
-    assert verbs("--supervised", "--json", verb, "--help") == {verb}
-
-
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("trian",), ("trian", "train")])
-def test_all_verbs_otherwise(arguments: tuple[str, ...]) -> None:
-    assert verbs(*arguments) == set(VERBS)
-
-
 @pytest.mark.parametrize("word", INSTEAD)
 def test_a_word_of_another_program_names_the_command(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
