@@ -121,17 +121,16 @@ UNKNOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "least"), [(CompletionRequest, {"prompt": "Hola"}), (ChatRequest, SAID)])
-def test_unknown_fields_are_ignored(kind: type[CompletionRequest | ChatRequest], least: Any) -> None:
-    """As vLLM, llama.cpp and SGLang do."""
-    asked = kind.model_validate({**least, **UNKNOWN})
-    assert set(asked.model_dump(exclude_unset=True)) <= set(kind.model_fields)
-
-
-def test_unknown_fields_of_a_message_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
+    """As vLLM, llama.cpp and SGLang do; those of a message and its parts, too."""
     part = {"type": "text", "text": "a", "cache_control": {}}
     message = {"role": "user", "content": [part], "id": "1", "timestamp": 0}
-    assert ChatRequest.model_validate({"messages": [message]}).prompts == ["a"]
+    for asked in (
+        CompletionRequest.model_validate({"prompt": "a", **UNKNOWN}),
+        ChatRequest.model_validate({"messages": [message], **UNKNOWN}),
+    ):
+        assert set(asked.model_dump(exclude_unset=True)) <= set(type(asked).model_fields)
+        assert list(asked.prompts) == ["a"]
 
 
 def sampling(**asked: Any) -> Sampling:

@@ -13,21 +13,6 @@ def test_each_epoch_is_a_permutation(seed: int, length: int, epoch: int) -> None
     assert sorted(found) == list(range(length))
 
 
-@given(
-    seed=st.integers(0, 2**63 - 1),
-    length=st.integers(1, 300),
-    start=st.integers(0, 10**9),
-    cuts=st.lists(st.integers(0, 200), max_size=6),
-)
-def test_the_stream_is_the_same_however_it_is_cut(seed: int, length: int, start: int, cuts: list[int]) -> None:
-    whole = sequence_indices(seed, start=start, count=sum(cuts), length=length)
-    parts, position = [], start
-    for count in cuts:
-        parts.append(sequence_indices(seed, start=position, count=count, length=length))
-        position += count
-    assert np.array_equal(whole, np.concatenate([np.empty(0, dtype=np.int64), *parts]))
-
-
 def test_epochs_and_seeds_differ() -> None:
     first = sequence_indices(1, start=0, count=1000, length=1000)
     assert not np.array_equal(first, sequence_indices(1, start=1000, count=1000, length=1000))

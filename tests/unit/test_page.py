@@ -71,13 +71,6 @@ def test_it_loads_nothing(run: RunDir) -> None:
     assert re.findall(r'<link[^>]*href="(.{5})', page) == ["data:"]
 
 
-def test_a_torn_line_and_missing_files_leave_a_page(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    run.metrics.write_text('{"version": 1, "loss": 2.0}\n{"version": 2, "lo')
-    news = held(run)["news"]
-    assert (news["head"]["version"], news["about"]["values"]) == (1, {})
-
-
 def test_no_training_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no training to report") as caught:
         frozen_page(RunDir(tmp_path))

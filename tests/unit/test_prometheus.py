@@ -1,4 +1,4 @@
-"""What Prometheus reads of runs: names with units, values of the newest rows, hostile names that stay names."""
+"""What Prometheus reads of runs: names with units, values of the newest rows."""
 
 import json
 import re
@@ -12,11 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cuadrilla.monitor.prometheus import metrics_text
 from cuadrilla.monitor.run import RunReader
-from cuadrilla.rundir import RunDir, append_event
+from cuadrilla.rundir import append_event
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
 
 PROMTOOL = shutil.which("promtool")
-HOSTILE = 'luis"} 9\n# HELP x\\n<b>\u202e'
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -78,21 +77,6 @@ def test_a_running_crew(running: RunReader) -> None:
     assert of(found, "node_memory_bytes", run="casa", node="luis") == 16 * 2**30
     assert of(found, "node_round_trip_seconds", run="casa", node="luis") == pytest.approx(0.0021)
     assert of(found, "node_cpu_utilization_ratio", run="casa", node="eva") is None  # it has left
-
-
-def test_hostile_names_stay_labels(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    add_rows(run.metrics, [{"version": 1, "tokens": 10, "shares": {HOSTILE: 1.0, "\ud800": 0.0}}])
-    append_event(run.events, "joined", worker=HOSTILE)
-    append_event(run.events, HOSTILE)
-    hold_lock(run)
-    watched = RunReader(run)
-    watched.refresh()
-    text = metrics_text([(HOSTILE, watched)])
-    (share,) = [value for (name, _), value in read(text).items() if name == "cuadrilla_node_share"]
-    assert share == 1.0
-    starts = ("# HELP cuadrilla_", "# TYPE cuadrilla_", "cuadrilla_")
-    assert all(line.startswith(starts) for line in text.decode().splitlines())
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt install prometheus")

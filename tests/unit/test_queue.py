@@ -179,11 +179,3 @@ def test_what_cannot_begin_holds_nobody_up(queue: RunQueue) -> None:
     handed_out(QueueWork(queue, tell=heard), hands, nothing)
     assert heard.said == [("uno", FAILED), ("dos", "ana")]
     assert queue.find("uno").reason == "it cannot be read"
-
-
-def test_a_process_that_hands_out_was_killed(queue: RunQueue) -> None:
-    """Its runs wait again, where they stood."""
-    handed_out(QueueWork(queue, tell=Heard()), Hands("ana"), nothing)
-    heard = Heard()
-    handed_out(QueueWork(queue, tell=heard), Hands("luis"), nothing)
-    assert heard.said == [("uno", "luis")]

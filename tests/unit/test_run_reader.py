@@ -36,11 +36,12 @@ def some(row: dict[str, Any], *keys: str) -> tuple[Any, ...]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """Two machines at work and one that has left."""
+    """Two machines at work, one that has left, and one that was there before the run was ended and begun again."""
     run = RunDir(tmp_path / "mío")
     run.path.mkdir()
+    before = [came("joined", "luis", 0), {"time": START, "event": "finished"}]
     joined = [came("joined", name, 1) for name in ("pc", "mac", "old")]
-    add_rows(run.events, [*joined, came("left", "old", 50, reason="the connection ended")])
+    add_rows(run.events, [*before, *joined, came("left", "old", 50, reason="the connection ended")])
     add_rows(run.metrics, [step(version) for version in range(1, 41)])
     add_rows(run.metrics, [step(40, val_bits_per_byte=1.25)])  # a later row of a step wins
     logs = NodeLogs(run.nodes, clock=lambda: START + 60)
@@ -56,9 +57,10 @@ def test_a_run_that_trains(run: RunDir) -> None:
         crew = RunReader(run).data(now=START + 63)
     assert some(crew, "name", "state", "version", "tokens", "loss") == ("mío", "running", 40, 40_000, 3.0)
     assert some(crew, "val_bits_per_byte", "tokens_per_second", "seen") == (1.25, 400.0, START + 60)
-    coordinator, mac, pc, old = crew["machines"]
-    assert [machine["name"] for machine in crew["machines"]] == ["coordinator", "mac", "pc", "old"]
-    assert [machine["here"] for machine in crew["machines"]] == [True, True, True, False]
+    coordinator, mac, pc, luis, old = crew["machines"]
+    assert [machine["name"] for machine in crew["machines"]] == ["coordinator", "mac", "pc", "luis", "old"]
+    assert [machine["here"] for machine in crew["machines"]] == [True, True, True, False, False]
+    assert some(luis, "joined", "lost", "seen") == (1, 0, START)
     assert some(pc, "share", "tokens_per_second", "phase") == (0.75, pytest.approx(300), "computing")
     assert some(pc, "usage", "facts") == ({"cpu_percent": 50.0}, {"device": "cpu"})
     assert some(pc, "word", "seen") == ({"time": START + 60, "level": "error", "text": "nan"}, START + 60)
@@ -79,6 +81,7 @@ def test_the_reader_goes_on_where_it_stopped(run: RunDir) -> None:
     by_name = {machine["name"]: machine for machine in crew["machines"]}
     assert {name for name, machine in by_name.items() if machine["here"]} == {"coordinator", "pc", "old"}
     assert [by_name[name]["share"] for name in ("old", "pc", "mac")] == [1.0, 0.0, None]
+    assert some(by_name["old"], "joined", "lost", "reason") == (2, 1, "the connection ended")
     assert by_name["mac"]["word"] == {"time": START + 71, "level": "warning", "text": "three wrong answers"}
     assert some(crew, "version", "loss", "val_bits_per_byte") == (70, 2.0, 1.5)
 
@@ -93,36 +96,6 @@ def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
     assert (by_name["pc"]["share"], by_name["old"]["share"]) == (0.75, None)
     assert by_name["mac"]["seen"] is not None  # it was there until the end
     assert by_name["pc"]["usage"]["cpu_percent"] == 50.0
-
-
-EVENTS = [
-    {"event": "joined", "worker": "old"},
-    {"event": "finished"},
-    {"event": "joined", "worker": "ana"},
-    {"event": "joined", "worker": "luis", "time": 7},
-    {"event": "joined", "worker": "eva"},
-    {"event": "left", "worker": "luis", "time": 7.5},
-    {"event": "evicted", "worker": "eva", "time": 8, "reason": "three wrong answers"},
-    {"event": "joined", "worker": "eva", "time": 9},
-    {"event": "late", "worker": "ana"},
-]
-
-
-def test_who_is_there(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    add_rows(run.events, EVENTS)
-    reader = RunReader(run)
-    with FolderLock(run.lock, purpose="a test"):
-        by_name = {machine["name"]: machine for machine in reader.data(now=START)["machines"]}
-        assert {name: machine["here"] for name, machine in by_name.items()} == {
-            "ana": True, "eva": True, "luis": False, "old": False,
-        }  # fmt: skip
-        eva, luis = by_name["eva"], by_name["luis"]
-        assert some(eva, "joined", "lost", "reason", "share") == (2, 1, "three wrong answers", None)
-        assert some(luis, "joined", "lost", "reason", "seen") == (1, 1, "", 7.5)
-        add_rows(run.events, [{"event": "failed", "time": 10, "reason": "the disk is full"}])
-        assert not any(machine["here"] for machine in reader.data(now=START)["machines"])
-    assert some(reader.data(now=START), "state", "reason", "seen") == ("waiting", "the disk is full", 10)
 
 
 @pytest.mark.parametrize(

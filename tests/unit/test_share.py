@@ -36,14 +36,6 @@ members = st.dictionaries(
 )
 
 
-@given(st.integers(0, 200), members)
-def test_every_unit_is_given_once(units: int, members: dict[str, tuple[float, float]]) -> None:
-    shares = share_units(units, paces=paces(**members))
-    assert sum(shares.values()) == units
-    assert set(shares) == set(members)
-    assert min(shares.values()) >= 0
-
-
 @given(st.integers(1, 9), members)
 def test_no_other_split_ends_sooner(units: int, members: dict[str, tuple[float, float]]) -> None:
     known = paces(**members)

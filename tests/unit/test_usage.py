@@ -1,7 +1,6 @@
 """How busy a machine is: recorded texts of drivers, limits of containers, figures from other machines."""
 
 import json
-import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ BUSY = GpuUsage(
     power_watts=190.25,
 )
 WHOLE = Usage(cpu_percent=52.5, disk_bytes=2**40, on_battery=True, gpus=(BUSY, GpuUsage(index=1, name="Tesla")))
-WRONG = ("12", None, math.nan, math.inf, -math.inf, -1000, 1e30, 10**400, [1], {"a": 1})
 
 
 READ = TypeAdapter(Usage)
@@ -44,13 +42,6 @@ def test_ioreg() -> None:
 def test_a_sample_travels_as_plain_data() -> None:
     assert read(usage_data(WHOLE)) == WHOLE
     assert usage_data(Usage(cpu_percent=33.3)) == {"cpu_percent": 33.3}
-
-
-@pytest.mark.parametrize("field", [name for name in Usage.__dataclass_fields__ if name != "gpus"])
-def test_what_can_not_be_is_not_known(field: str) -> None:
-    good = True if field == "on_battery" else 10
-    assert getattr(read({field: good}), field) == good
-    assert {getattr(read({field: wrong}), field) for wrong in WRONG} == {None}
 
 
 def test_names_of_gpus_are_bounded() -> None:

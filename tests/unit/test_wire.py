@@ -44,19 +44,6 @@ def test_tensors_come_out_bit_for_bit(entries, chunk_bytes) -> None:
     assert all(same_bits(found[name], tensors[name]) for name in tensors)
 
 
-@given(ENTRIES, CHUNK_SIZES)
-def test_parts_and_a_packed_copy_are_the_same_chunks(entries, chunk_bytes) -> None:
-    tensors = tensors_of(entries)
-    layout = Layout.of(tensors)
-    packed = layout.pack(tensors)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "CHUNK_BYTES", chunk_bytes)
-        found = list(chunks(layout.parts(tensors)))
-        assert found == list(chunks([packed]))
-    assert b"".join(found) == bytes(packed)
-    assert all(0 < len(chunk) <= chunk_bytes for chunk in found)
-
-
 @pytest.mark.parametrize("by", [slice(None, None, 2), slice(1, None)])
 def test_tensors_that_do_not_lie_in_one_piece_travel_too(by) -> None:
     whole = torch.arange(24.0).reshape(4, 6)
