@@ -29,13 +29,10 @@ class Cards:
     """What the driver is to say at each look; the last answer stays."""
 
     def __init__(self, *uses: Row) -> None:
-        self.answers, self.closed = list(uses), 0
+        self.answers = list(uses)
 
     def rows(self) -> list[Row]:
         return [self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]]
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:

@@ -5,12 +5,12 @@ import torch
 
 from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
 from cuadrilla.config import RunSection, TrainSection
+from cuadrilla.model.task import TaskDefaults
 from cuadrilla.train.loop import WorkerSettings, max_pass_sequences
-from cuadrilla.train.precision import PASS_TOKENS, choose_precision
+from cuadrilla.train.precision import PASS_TOKENS
 from tests.clock import Clock
+from tests.sessions import FP32
 from tests.tasks import RaggedRegression
-
-CPU = torch.device("cpu")
 
 
 def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,23 +36,20 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("length", "settings", "expected"),
-    [(256, {}, PASS_TOKENS // 256), (10 * PASS_TOKENS, {}, 1), (1, {}, 64), (256, {"pass_sequences": 3}, 3)],
+    ("length", "device", "settings", "expected"),
+    [
+        (256, "cpu", {}, PASS_TOKENS // 256),
+        (10 * PASS_TOKENS, "cpu", {}, 1),
+        (1, "cpu", {}, 64),
+        (256, "cuda", {}, 64),
+        (256, "cpu", {"pass_sequences": 3}, 3),
+    ],
 )
-def test_a_processor_takes_so_many_sequences_at_a_time(length: int, settings: dict[str, int], expected: int) -> None:
+def test_a_processor_takes_so_many_sequences_at_a_time(
+    length: int, device: str, settings: dict[str, int], expected: int
+) -> None:
     task = RaggedRegression()
-    task.defaults = type(task.defaults)(length=length)
+    task.defaults = TaskDefaults(length=length)
     section = TrainSection(steps=1, batch_sequences=64, **settings)
-
-    def taken(device: str = "cpu", **more: int) -> int:
-        precision = choose_precision("fp32", device=CPU)
-        worker = WorkerSettings(
-            run=RunSection(), train=section, device=torch.device(device), precision=precision, **more
-        )
-        return max_pass_sequences(task, worker)
-
-    assert taken() == expected
-    if not settings:
-        assert taken("cuda") == 64
-    if length == 256 and not settings:
-        assert taken(pass_tokens=2 * PASS_TOKENS) == 2 * expected
+    worker = WorkerSettings(run=RunSection(), train=section, device=torch.device(device), precision=FP32)
+    assert max_pass_sequences(task, worker) == expected

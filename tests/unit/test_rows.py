@@ -14,12 +14,7 @@ from cuadrilla.model.sampling import Sampling
 from tests.decided import decided_model
 
 VOCABULARY, CONTEXT = 97, 24
-WAYS = (
-    Sampling(temperature=0),
-    Sampling(temperature=0, stop_ids=(3, 5, 8)),
-    Sampling(temperature=0.8, top_k=20),
-    Sampling(temperature=1.2, top_p=0.7),
-)
+GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +46,16 @@ def test_who_generates_waits_for_a_part_of_a_prompt_only(
 
 def test_what_no_row_can_be(model: InferenceModel) -> None:
     with pytest.raises(ConfigError, match="no tokens"):
-        Row([], WAYS[0])
+        Row([], GREEDY)
     with pytest.raises(ConfigError, match="stop strings"):
-        Row([1], replace(WAYS[0], stop=("fin",)))
+        Row([1], replace(GREEDY, stop=("fin",)))
     rows = Rows(model, slots=1)
     with pytest.raises(ConfigError, match="outside of the model's vocabulary of 97"):
-        rows.join(Row([VOCABULARY], WAYS[0]))
+        rows.join(Row([VOCABULARY], GREEDY))
     with pytest.raises(ConfigError, match="outside of the model's vocabulary of 97"):
-        rows.join(Row([-1], WAYS[0]))
+        rows.join(Row([-1], GREEDY))
     assert rows.free == 1
-    assert Row([1], replace(WAYS[0], max_tokens=0)).reason == "length"
+    assert Row([1], replace(GREEDY, max_tokens=0)).reason == "length"
 
 
 def test_every_bit_of_a_seed_counts() -> None:
@@ -83,7 +78,7 @@ def test_scores_are_the_models_log_probabilities(model: InferenceModel, monkeypa
     monkeypatch.setattr(module, "READ_TOKENS", 5)
     sampling = Sampling(temperature=0.7, top_k=5, max_tokens=6, seed=3, presence_penalty=1.0, frequency_penalty=0.5)
     row = Row([5, 6, 7, 8, 9, 10, 11], sampling, num_top=3, scores_prompt=True)
-    finished(Rows(model, slots=3), Row([4] * 9, WAYS[0]), row, Row([2], WAYS[3]))
+    finished(Rows(model, slots=3), Row([4] * 9, GREEDY), row, Row([2], Sampling(temperature=1.2, top_p=0.7)))
     with torch.no_grad():
         logprobs_TV = torch.log_softmax(model.model(torch.tensor([row.tokens]))[0], -1)
     expected = [
@@ -111,7 +106,7 @@ def test_penalties_lower_what_was_generated(model: InferenceModel) -> None:
         row.take(token)
     row.penalize(logits_V)
     assert {place: value for place, value in enumerate(logits_V.tolist()) if value} == {7: -1.0, 8: -0.75}
-    greedy = Sampling(temperature=0, max_tokens=20)
+    greedy = replace(GREEDY, max_tokens=20)
     assert len(set(alone(model, [5], replace(greedy, frequency_penalty=2.0, presence_penalty=2.0)))) > len(
         set(alone(model, [5], greedy))
     )

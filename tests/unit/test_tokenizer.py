@@ -32,22 +32,6 @@ def test_the_same_texts_in_any_order_give_the_same_bytes(tmp_path):
     assert hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest() == SMALL.sha256()
 
 
-def test_save_and_load_give_the_same_tokenizer(tmp_path):
-    SMALL.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json", sha256=SMALL.sha256())
-    assert (loaded.vocab_size, loaded.end_of_text) == (SMALL.vocab_size, 0)
-    assert loaded.encode_batch(TEXTS) == SMALL.encode_batch(TEXTS) == [SMALL.encode(text) for text in TEXTS]
-
-
-def test_another_tokenizer_than_the_manifests_is_refused_with_both_hashes(tmp_path):
-    Tokenizer.train(TEXTS, vocab_size=300).save(tmp_path / "tokenizer.json")
-    found = hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
-    with pytest.raises(DataError) as caught:
-        Tokenizer.load(tmp_path / "tokenizer.json", sha256=SMALL.sha256())
-    assert found[:12] in caught.value.message
-    assert SMALL.sha256()[:12] in caught.value.message
-
-
 def test_a_text_with_few_merges_gives_a_smaller_vocabulary():
     assert Tokenizer.train([], vocab_size=5000).vocab_size == MIN_VOCAB
 
@@ -76,7 +60,7 @@ def test_truncation_padding_and_dropout_of_a_foreign_tokenizer_are_off(tmp_path)
         },
         model={**model, "dropout": 0.9},
     )
-    assert Tokenizer.load(path).encode_batch(TEXTS) == SMALL.encode_batch(TEXTS)
+    assert Tokenizer.load(path).encode_batch(TEXTS) == [SMALL.encode(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("normalizers", [[], [{"type": "Sequence", "normalizers": []}]])
