@@ -47,11 +47,11 @@ class Hands:
 
 
 class Rounds(threading.Event):
-    """Wakes the loop that hands out, once for each thing that a test does; then it is to stop."""
+    """Wakes the loop that hands out, and once more for each thing that a test does; then it is to stop."""
 
     def __init__(self, hands: Hands, *deeds: Callable[[], object]) -> None:
         super().__init__()
-        self.hands, self._deeds = hands, list(deeds)
+        self.hands, self._deeds = hands, [lambda: None, *deeds]
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._deeds:
@@ -61,19 +61,17 @@ class Rounds(threading.Event):
         return False
 
 
-def nothing() -> None: ...
+def handed_out(
+    queue: RunQueue, hands: Hands, *deeds: Callable[[], object], until_empty: bool = False
+) -> list[tuple[str, str]]:
+    """What is told: a run and its machine where it begins, a run and its state where it ends."""
+    told: list[tuple[str, str]] = []
 
+    def tell(run: QueuedRun, state: str, place: str, _reason: str) -> None:
+        told.append((run.run.path.name, place if state == RUNNING else state))
 
-def handed_out(work: QueueWork, hands: Hands, *deeds: Callable[[], object]) -> None:
-    hand_out(work, [hands], stop=Rounds(hands, *deeds))
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
-
-    def __call__(self, run: QueuedRun, state: str, place: str, reason: str) -> None:
-        self.said.append((run.run.path.name, place if state == RUNNING else state))
+    hand_out(QueueWork(queue, tell=tell, until_empty=until_empty), [hands], stop=Rounds(hands, *deeds))
+    return told
 
 
 @pytest.fixture
@@ -84,12 +82,8 @@ def queue(tmp_path: Path) -> RunQueue:
     return queue
 
 
-def listed(queue: RunQueue) -> list[tuple[str, str]]:
-    return [(run.run.path.name, run.state) for run in queue.runs()]
-
-
 def names(queue: RunQueue) -> list[str]:
-    return [name for name, _ in listed(queue)]
+    return [run.run.path.name for run in queue.runs()]
 
 
 def test_order(queue: RunQueue) -> None:
@@ -113,34 +107,30 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, t
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
     """It goes on before anything new begins."""
-    hands, heard = Hands("ana", "luis"), Heard()
-    work = QueueWork(queue, tell=heard, until_empty=True)
+    hands = Hands("ana", "luis")
 
     def both_end() -> None:
         hands.end("ana", complete=True)
         hands.end("luis", reason="no space left")
 
-    lost = partial(hands.end, "ana", lost=True, reason="the cable")
-    handed_out(work, hands, nothing, lost, both_end)
-    assert heard.said == [
+    lost, last = partial(hands.end, "ana", lost=True, reason="the cable"), partial(hands.end, "ana", complete=True)
+    goes_on = partial(pytest.fail, "all has been done")
+    assert handed_out(queue, hands, lost, both_end, last, goes_on, until_empty=True) == [
         ("uno", "ana"),
         ("dos", "luis"),
         ("uno", "ana"),
         ("uno", COMPLETE),
         ("dos", FAILED),
         ("tres", "ana"),
+        ("tres", COMPLETE),
     ]
     assert queue.find("dos").reason == "no space left"
-    assert not work.is_done
-    hands.busy["ana"] = queue.find("tres").name
-    handed_out(work, hands, partial(hands.end, "ana", complete=True))
-    assert work.is_done
 
 
 def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: RunQueue) -> None:
     hands = Hands("ana")
     lost = partial(hands.end, "ana", lost=True, reason="signal 9")
-    handed_out(QueueWork(queue, tell=Heard()), hands, nothing, lost, lost, lost)
+    handed_out(queue, hands, lost, lost, lost)
     assert (queue.find("uno").state, queue.find("uno").reason) == (FAILED, "signal 9")
     assert queue.find("dos").state == RUNNING
 
@@ -149,9 +139,7 @@ def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
     """One worker of it, too, where it has one for each device; and only the named kind of device."""
     queue.add(RunDir(tmp_path / "uno"), on=("luis",))
     queue.add(RunDir(tmp_path / "tres"), on=("cuda",))
-    hands, heard = Hands("ana", "luis/cuda:0"), Heard()
-    handed_out(QueueWork(queue, tell=heard), hands, nothing)
-    assert heard.said == [("dos", "ana"), ("uno", "luis/cuda:0")]
+    assert handed_out(queue, Hands("ana", "luis/cuda:0")) == [("dos", "ana"), ("uno", "luis/cuda:0")]
     assert (queue.find("tres").state, queue.find("tres").machine) == (WAITING, "cuda")
 
 
@@ -167,15 +155,13 @@ def test_stop(queue: RunQueue) -> None:
         with pytest.raises(ConfigError, match="running"):
             queue.add(queue.find("uno").run)
 
-    handed_out(QueueWork(queue, tell=Heard()), hands, nothing, stops, partial(hands.end, "ana"))
+    handed_out(queue, hands, stops, partial(hands.end, "ana"))
     assert hands.preempted[0] == queue.find("uno").name
-    assert listed(queue) == [("uno", STOPPED), ("dos", STOPPED), ("tres", RUNNING)]
+    assert [queue.find(name).state for name in ("uno", "dos", "tres")] == [STOPPED, STOPPED, RUNNING]
     queue.add(queue.find("uno").run)
     assert queue.find("uno").state == WAITING
 
 
 def test_what_cannot_begin_holds_nobody_up(queue: RunQueue) -> None:
-    hands, heard = Hands("ana", refuses=["uno"]), Heard()
-    handed_out(QueueWork(queue, tell=heard), hands, nothing)
-    assert heard.said == [("uno", FAILED), ("dos", "ana")]
+    assert handed_out(queue, Hands("ana", refuses=["uno"])) == [("uno", FAILED), ("dos", "ana")]
     assert queue.find("uno").reason == "it cannot be read"
