@@ -10,34 +10,30 @@ from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, choose_kern
 
 CPU = torch.device("cpu")
 CONFIG = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=128)
-WANTED = [(True, False, True), (False, False, False), (False, True, True)]
 WIDE = GPT2Config(vocab_size=64, context=32, layers=1, heads=4, width=516)
 
 
-@pytest.mark.parametrize(("is_amd", "strict", "onednn"), WANTED)
-def test_in_fp32_the_processor_decides(
-    monkeypatch: pytest.MonkeyPatch, is_amd: bool, strict: bool, onednn: bool
-) -> None:
-    monkeypatch.setattr(precision, "is_amd", lambda: is_amd)
-    model = GPT2(CONFIG)
-    assert choose_kernels(model, device=CPU, dtype=torch.float32, strict=strict) == PASS_TOKENS
-    assert model.onednn == model.transformer.h[1].mlp.c_fc.onednn == onednn
-
-
 @pytest.mark.parametrize(
-    ("is_amd", "strict", "config", "tokens"),
+    ("dtype", "is_amd", "strict", "config", "tokens", "onednn"),
     [
-        (False, False, CONFIG, LONG_PASS_TOKENS),
-        (False, False, WIDE, PASS_TOKENS),
-        (False, True, CONFIG, PASS_TOKENS),
-        (True, False, CONFIG, PASS_TOKENS),
+        (torch.float32, True, False, CONFIG, PASS_TOKENS, True),
+        (torch.float32, False, False, CONFIG, PASS_TOKENS, False),
+        (torch.float32, False, True, CONFIG, PASS_TOKENS, True),
+        (torch.bfloat16, False, False, CONFIG, LONG_PASS_TOKENS, None),
+        (torch.bfloat16, False, False, WIDE, PASS_TOKENS, None),
+        (torch.bfloat16, False, True, CONFIG, PASS_TOKENS, None),
+        (torch.bfloat16, True, False, CONFIG, PASS_TOKENS, None),
     ],
 )
-def test_in_bf16_the_processor_decides_how_long_a_pass_is(
-    monkeypatch: pytest.MonkeyPatch, is_amd: bool, strict: bool, config: GPT2Config, tokens: int
-) -> None:
+def test_the_processor_decides_with_what_and_how_long_a_pass_is(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_amd: bool, strict: bool, config: GPT2Config, tokens: int,
+    onednn: bool | None,
+) -> None:  # fmt: skip
     monkeypatch.setattr(precision, "is_amd", lambda: is_amd)
-    assert choose_kernels(GPT2(config), device=CPU, dtype=torch.bfloat16, strict=strict) == tokens
+    model = GPT2(config)
+    assert choose_kernels(model, device=CPU, dtype=dtype, strict=strict) == tokens
+    if onednn is not None:
+        assert model.onednn == model.transformer.h[-1].mlp.c_fc.onednn == onednn
 
 
 def test_both_compute_the_same() -> None:

@@ -13,6 +13,7 @@ from cuadrilla.host.card import real_cards
 from cuadrilla.host.container import Cgroups, read_cpu, read_memory
 from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
 from cuadrilla.host.usage import Sampler, Usage, usage_data
+from tests.inside import cuadrilla
 
 BUSY = GpuUsage(
     index=0,
@@ -62,6 +63,18 @@ def test_two_samples_of_this_machine(tmp_path: Path) -> None:
     assert 0 <= (second.disk_free_bytes or 0) <= (second.disk_bytes or 0)
     assert second.gpus == ()
     assert not sampler.gpus.is_silent
+
+
+def test_monitor_tells_of_this_machine_once(tmp_path: Path) -> None:
+    done = cuadrilla("monitor", "--once", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("CPU ")
+    assert "\x1b" not in done.stdout
+    (line,) = cuadrilla("monitor", "--once", "--json", cwd=tmp_path).stdout.splitlines()
+    told = json.loads(line)
+    assert set(told) == {"time", "machine", "processor", "gpus_silent", *Usage.__dataclass_fields__}
+    assert 0 <= told["cpu_percent"] <= 100
+    assert told["disk_bytes"] > 0
 
 
 def test_what_is_not_there_is_unknown() -> None:
