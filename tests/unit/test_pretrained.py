@@ -44,12 +44,9 @@ def parts(published: Path) -> Path:
     (published / WEIGHTS).unlink()
     safetensors.torch.save_file({EMBEDDING: tensors.pop(EMBEDDING)}, published / FIRST)
     safetensors.torch.save_file(tensors, published / SECOND)
-    write_index(published, {EMBEDDING: FIRST, **dict.fromkeys(tensors, SECOND)})
+    places = {EMBEDDING: FIRST, **dict.fromkeys(tensors, SECOND)}
+    (published / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": places}))
     return published
-
-
-def write_index(folder: Path, places: object) -> None:
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": places}))
 
 
 def same(one: GPT2, other: GPT2) -> bool:

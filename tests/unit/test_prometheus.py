@@ -43,13 +43,7 @@ def running(tmp_path: Path) -> RunReader:
     append_event(run.events, "left", worker="eva", reason="the connection ended")
     for name in crew.speeds:
         usage = crew.usage(name, crew.began + 5, step=3)
-        gpu = {
-            "index": 0,
-            "name": "RTX 4070 Ti",
-            "busy_percent": 97.0,
-            "memory_used_bytes": 2**33,
-            "power_watts": 200.5,
-        }
+        gpu = {"index": 0, "name": "RTX", "busy_percent": 97.0, "memory_used_bytes": 2**33, "power_watts": 200.5}
         add_rows(rows_of(run, name), [usage | ({"gpus": [gpu]} if name == "ana" else {})])
     hold_lock(run)
     watched = RunReader(run)

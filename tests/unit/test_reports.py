@@ -17,18 +17,11 @@ from cuadrilla.link.base import MAX_LINES, MAX_TEXT, NodeReport, SaidLine
 from cuadrilla.train import nodelog
 from cuadrilla.train.nodelog import NodeLogs
 
+GPUS = (GpuUsage(index=0, name="RTX 3050", busy_percent=50.0), GpuUsage(index=1, name="RTX 4070 Ti"))
 FULL = NodeReport(
-    usage=Usage(
-        cpu_percent=12.5,
-        memory_used_bytes=2**33,
-        memory_bytes=2**34,
-        on_battery=True,
-        gpus=(GpuUsage(index=0, name="RTX 3050", busy_percent=50.0), GpuUsage(index=1, name="RTX 4070 Ti")),
-    ),
+    usage=Usage(cpu_percent=12.5, gpus=GPUS),
     phase="waiting",
     waiting_part=0.25,
-    sent_bytes_per_second=2e6,
-    round_trip_seconds=0.5,
     lines=(SaidLine(level="warning", text="¿qué pasa?"),),
     dropped=3,
     facts={"processor": "Xeon"},
@@ -66,12 +59,8 @@ def test_rows_of_a_node(tmp_path: Path) -> None:
     NodeLogs(tmp_path / "nodes", clock=lambda: 7.0).report("pc/cuda:0", FULL)
     hello, usage, line, cut = map(json.loads, (tmp_path / "nodes" / "pc%2Fcuda%3A0.jsonl").read_text().splitlines())
     assert hello == {"time": 7.0, "kind": "hello", "facts": {"processor": "Xeon"}}
-    assert (usage["kind"], usage["phase"], usage["cpu_percent"], usage["waiting_part"]) == (
-        "usage",
-        "waiting",
-        12.5,
-        0.25,
-    )
+    told = [usage[key] for key in ("kind", "phase", "cpu_percent", "waiting_part")]
+    assert told == ["usage", "waiting", 12.5, 0.25]
     assert [gpu["name"] for gpu in usage["gpus"]] == ["RTX 3050", "RTX 4070 Ti"]
     assert line == {"time": 7.0, "kind": "log", "level": "warning", "text": "¿qué pasa?"}
     assert cut == {"time": 7.0, "kind": "cut", "lines": 3}

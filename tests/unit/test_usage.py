@@ -15,23 +15,9 @@ from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
 from cuadrilla.host.usage import Sampler, Usage, usage_data
 from tests.inside import cuadrilla
 
-BUSY = GpuUsage(
-    index=0,
-    name="NVIDIA GeForce RTX 4070",
-    busy_percent=98.0,
-    memory_used_bytes=8000 * 2**20,
-    memory_bytes=12282 * 2**20,
-    temperature_celsius=71.0,
-    power_watts=190.25,
-)
+BUSY = GpuUsage(index=0, name="RTX 4070", busy_percent=98.0, memory_bytes=12 * 2**30, power_watts=190.25)
 WHOLE = Usage(cpu_percent=52.5, disk_bytes=2**40, on_battery=True, gpus=(BUSY, GpuUsage(index=1, name="Tesla")))
-
-
 READ = TypeAdapter(Usage)
-
-
-def read(row: dict[str, object]) -> Usage:
-    return READ.validate_json(json.dumps(row), strict=True)
 
 
 def test_ioreg() -> None:
@@ -41,7 +27,7 @@ def test_ioreg() -> None:
 
 
 def test_a_sample_travels_as_plain_data() -> None:
-    assert read(usage_data(WHOLE)) == WHOLE
+    assert READ.validate_json(json.dumps(usage_data(WHOLE)), strict=True) == WHOLE
     assert usage_data(Usage(cpu_percent=33.3)) == {"cpu_percent": 33.3}
 
 
