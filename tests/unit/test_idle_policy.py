@@ -15,8 +15,6 @@ from cuadrilla.home import Home
 
 ALL = OwnerRules(while_idle=True, on_power=True)
 GAME = 2**22 + 7
-
-
 Row = dict[str, Any]
 
 

@@ -1,12 +1,14 @@
-"""What the training loop asks of a link, and what it says of the time that this took."""
+"""What the training loop asks of a link, what it says of the time that this took, and how long its passes are."""
 
 import pytest
 import torch
 
 from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, Version
+from cuadrilla.model.task import TaskDefaults
 from cuadrilla.train import loop
-from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.loop import WorkerSettings, max_pass_sequences, train
+from cuadrilla.train.precision import PASS_TOKENS
 from tests.clock import Clock
 from tests.sessions import FP32, Led, worker_half
 from tests.tasks import RaggedRegression
@@ -32,3 +34,23 @@ def test_a_version_is_downloaded_once_and_for_a_lease_only(monkeypatch: pytest.M
     train(link, task=task, model=model, sync=worker_half(model), worker=settings)
     assert [answer.transfer_seconds for answer in link.answers] == [3.0, 0.0]
     assert clock.now == 3.0
+
+
+@pytest.mark.parametrize(
+    ("length", "device", "settings", "expected"),
+    [
+        (256, "cpu", {}, PASS_TOKENS // 256),
+        (10 * PASS_TOKENS, "cpu", {}, 1),
+        (1, "cpu", {}, 64),
+        (256, "cuda", {}, 64),
+        (256, "cpu", {"pass_sequences": 3}, 3),
+    ],
+)
+def test_a_processor_takes_so_many_sequences_at_a_time(
+    length: int, device: str, settings: dict[str, int], expected: int
+) -> None:
+    task = RaggedRegression()
+    task.defaults = TaskDefaults(length=length)
+    section = TrainSection(steps=1, batch_sequences=64, **settings)
+    worker = WorkerSettings(run=RunSection(), train=section, device=torch.device(device), precision=FP32)
+    assert max_pass_sequences(task, worker) == expected

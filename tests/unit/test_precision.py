@@ -31,7 +31,6 @@ def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
         (("avx2", "avx512f", "avx512_bf16"), "bfloat16 (CPU with AVX512-BF16)"),
         (("avx2", "avx512f", "avx512_vnni"), "float32 (CPU without native bf16)"),
         (("amx_tile", "amx_int8"), "float32 (CPU without native bf16)"),
-        ((), "float32 (CPU without native bf16)"),
     ],
 )
 def test_a_processor_computes_in_bf16_only_if_it_multiplies_it(instruction_sets: tuple[str, ...], said: str) -> None:
@@ -43,7 +42,6 @@ def test_a_processor_computes_in_bf16_only_if_it_multiplies_it(instruction_sets:
     ("capability", "dtype", "loss_scale"),
     [
         ((8, 0), torch.bfloat16, 1),
-        ((7, 5), torch.float16, INITIAL_FP16_SCALE),
         ((6, 0), torch.float16, INITIAL_FP16_SCALE),
         ((5, 2), torch.float32, 1),
     ],

@@ -1,16 +1,9 @@
 """What one sees of a training that takes long: a line within a step."""
 
 import pytest
-import torch
 
 from cuadrilla.cli.progress import LINE_SECONDS, ProgressSink
-from cuadrilla.config import RunSection, TrainSection
-from cuadrilla.model.task import TaskDefaults
-from cuadrilla.train.loop import WorkerSettings, max_pass_sequences
-from cuadrilla.train.precision import PASS_TOKENS
 from tests.clock import Clock
-from tests.sessions import FP32
-from tests.tasks import RaggedRegression
 
 
 def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,23 +26,3 @@ def test_a_long_step_is_shown_before_it_is_done(capsys: pytest.CaptureFixture[st
     clock.now = 60.0 + LINE_SECONDS
     sink.working(2, 1 / 6)
     assert capsys.readouterr().err == "step 2/10  17% done in 10 s  ETA 9 min\n"
-
-
-@pytest.mark.parametrize(
-    ("length", "device", "settings", "expected"),
-    [
-        (256, "cpu", {}, PASS_TOKENS // 256),
-        (10 * PASS_TOKENS, "cpu", {}, 1),
-        (1, "cpu", {}, 64),
-        (256, "cuda", {}, 64),
-        (256, "cpu", {"pass_sequences": 3}, 3),
-    ],
-)
-def test_a_processor_takes_so_many_sequences_at_a_time(
-    length: int, device: str, settings: dict[str, int], expected: int
-) -> None:
-    task = RaggedRegression()
-    task.defaults = TaskDefaults(length=length)
-    section = TrainSection(steps=1, batch_sequences=64, **settings)
-    worker = WorkerSettings(run=RunSection(), train=section, device=torch.device(device), precision=FP32)
-    assert max_pass_sequences(task, worker) == expected

@@ -54,7 +54,6 @@ def test_a_function_a_class_or_an_object_gives_the_task(name: str, tmp_path: Pat
         ("import nothing_like_this", "mine.py:line", r"No module named 'nothing_like_this'"),
         ("def broken(:", "mine.py:line", r"SyntaxError"),
     ],
-    ids=["no file", "no name", "no task", "arguments", "import", "syntax"],
 )
 def test_each_mistake_has_its_own_message(text: str, spec: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError) as caught:

@@ -69,10 +69,6 @@ def test_damaged(tmp_path: Path, crew: Identity, file: str, content: str) -> Non
     assert f"{path} cannot be read: it is damaged" in error.message
 
 
-def test_a_node_that_has_joined_nothing(tmp_path: Path) -> None:
-    assert "cannot be read: No such file" in refused(start(tmp_path / "node")).message
-
-
 def test_one_folder_may_hold_both_roles(tmp_path: Path, crew: Identity) -> None:
     """A coordinator's machine that works in another crew keeps its own key."""
     other = open_coordinator(tmp_path / "other")
