@@ -28,6 +28,11 @@ class Line:
 def line(): return Line()
 ready = Line()
 half = object()
+
+def of(folder, more=1):
+    made = Line()
+    made.folder = folder
+    return made
 """
 
 
@@ -61,7 +66,7 @@ def test_each_mistake_has_its_own_message(text: str, spec: str, says: str, tmp_p
     assert re.search(says, caught.value.message)
     assert caught.value.hint
     if "has no" in says:
-        assert caught.value.hint == "it defines: Line, line, ready"  # and not what it imports
+        assert caught.value.hint == "it defines: Line, line, ready, of"  # and not what it imports
 
 
 def test_files_of_one_name_have_their_own_modules_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,19 +101,8 @@ def test_a_loss_that_is_not_a_sum_and_a_count_is_refused(returned: str, says: st
         loss_of(task, task.model(), {"x": torch.ones(1, 1), "y": torch.ones(1, 1)})
 
 
-FOLDED = (
-    GOOD
-    + """
-def of(folder, more=1):
-    made = Line()
-    made.folder = folder
-    return made
-"""
-)
-
-
 def test_a_task_with_data_gets_their_path_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, FOLDED)
+    write(tmp_path, GOOD)
     monkeypatch.chdir(tmp_path)
     assert load_task("mine.py:of", folder=Path(), data="digits/").folder == tmp_path / "digits"  # type: ignore[attr-defined]
     for name in ("line", "ready"):
