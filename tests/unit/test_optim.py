@@ -13,10 +13,8 @@ from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, Muon, Optimizer
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.06)])
 def test_orthogonalised_gives_each_singular_value_its_polynomial(shape, dtype, tolerance):
     """Beside the decomposition in float64; matrices of one batch know nothing of each other."""
-    batch = (
-        torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-        * torch.tensor([1.0, 1e-3, 1e4])[:, None, None]
-    )
+    scales = torch.tensor([1.0, 1e-3, 1e4])[:, None, None]
+    batch = scales * torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     a, b, c = MUON_COEFFICIENTS
     for matrix, found in zip(batch, orthogonalised(batch.to(dtype)), strict=True):
         u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -54,10 +52,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
 def train_both(section, theirs, *, steps=12):
     """Ours and torch's on the same layers with the same gradients; both end results."""
     after = []
-    for make in (
-        lambda layers: make_optimizer(section, is_matrix=lambda *_: False, dtype=torch.float32)(layers),
-        theirs,
-    ):
+    for make in (make_optimizer(section, is_matrix=lambda *_: False, dtype=torch.float32), theirs):
         generator = torch.Generator().manual_seed(2)
         layers = {
             "weight": nn.Parameter(torch.randn(5, 3, generator=generator)),

@@ -37,10 +37,7 @@ def test_the_list_knows_the_commands_without_importing_them() -> None:
 )
 def test_a_shell_completes_commands_and_their_options(line: str, found: str) -> None:
     asked = {"_CUADRILLA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; sys.argv[0] = 'cuadrilla'; from cuadrilla.cli.app import main; main()",
-    ]
+    code = "import sys; sys.argv[0] = 'cuadrilla'; from cuadrilla.cli.app import main; main()"
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
     assert found in done.stdout.split()
