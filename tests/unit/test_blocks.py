@@ -9,8 +9,6 @@ from torch import nn
 from cuadrilla.errors import TaskError
 from cuadrilla.model.blocks import blocks_of, recompute
 
-pytestmark = pytest.mark.unit
-
 
 class Part(nn.Module):
     def __init__(self, width: int = 8, *, dropout: float = 0.0) -> None:

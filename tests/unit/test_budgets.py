@@ -4,8 +4,6 @@ import pytest
 
 import budgets
 
-pytestmark = pytest.mark.unit
-
 
 def source(text: str, path: str = "src/cuadrilla/sync/snippet.py") -> budgets.Source:
     return budgets.parse(path, text)

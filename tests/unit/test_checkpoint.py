@@ -13,8 +13,6 @@ import torch
 from cuadrilla.errors import CheckpointError, ResourceError
 from cuadrilla.train import checkpoint as c
 
-pytestmark = pytest.mark.unit
-
 TENSORS = {"a.weight": torch.arange(1000, dtype=torch.float32), "b": torch.tensor(3.0)}
 
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from cuadrilla.data import clean
 
-pytestmark = pytest.mark.unit
-
 
 def run(*pieces, keep_indentation=False, maximum=clean.MAX_DOCUMENT):
     counts = Counter()

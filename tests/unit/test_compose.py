@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[2]
 TEXT, GPU = ((ROOT / name).read_text(encoding="utf-8") for name in ("compose.yaml", "compose.gpu.yaml"))
 SERVICES: dict[str, Any] = yaml.safe_load(TEXT)["services"]

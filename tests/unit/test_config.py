@@ -12,8 +12,6 @@ from cuadrilla.config import Config
 from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import SIZES, differences, dump, read_run_file, resolve, run_file_text, to_toml
 
-pytestmark = pytest.mark.unit
-
 BASE = '[data]\nfolder = "x"\n[train]\ntokens = 10\n'
 
 

@@ -1,12 +1,8 @@
 """The coordinator's decisions, without I/O: rounds, shares, losses, bad contributions, silence, snapshots."""
 
-import pytest
-
 from cuadrilla.link.base import Progress
 from cuadrilla.sync import events, work
 from tests.driver import Crew, machine, rules
-
-pytestmark = pytest.mark.unit
 
 
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:

@@ -11,8 +11,6 @@ from cuadrilla.data import folder as module
 from cuadrilla.data.folder import TOKENS, Manifest, Source, TokenWriter, open_tokens
 from cuadrilla.errors import DataError, ResourceError
 
-pytestmark = pytest.mark.unit
-
 HASH = hashlib.sha256(b"").hexdigest()
 
 

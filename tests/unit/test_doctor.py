@@ -39,8 +39,6 @@ from tests.patients import (
     sick,
 )  # fmt: skip
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_healthy_machine_gets_no_finding(kind: str) -> None:

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from cuadrilla.data import duplicates
 
-pytestmark = pytest.mark.unit
-
 WORDS = [f"palabra{n}" for n in range(3000)]
 
 

@@ -12,8 +12,6 @@ from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.train.eval_metrics import cut_windows, pair_figure, read_texts, text_figure
 
-pytestmark = pytest.mark.unit
-
 CONTEXT = 16
 SENTENCE = "la niña come pan y el niño bebe agua"
 

@@ -5,8 +5,6 @@ import pytest
 from cuadrilla.data.clean import reason_to_drop
 from cuadrilla.data.cuentos import stories
 
-pytestmark = pytest.mark.unit
-
 PAGE = """El ayuntamiento aprobó ayer el nuevo plan de la ciudad, que prevé más árboles en las calles del centro.
 La concejala explicó que se plantarán en otoño, y que los vecinos podrán elegir entre varias especies.
 Según el informe, con una inversión de dos millones se reduce el calor de las plazas en verano.

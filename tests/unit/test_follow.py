@@ -12,8 +12,6 @@ from cuadrilla.monitor.follow import FileFollower, newest_figures
 from cuadrilla.monitor.series import Series
 from tests.watched import add_rows
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

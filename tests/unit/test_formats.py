@@ -23,8 +23,6 @@ from cuadrilla.data import sources
 from cuadrilla.errors import DataError
 from tests.reading import find, texts
 
-pytestmark = pytest.mark.unit
-
 TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
 PACK = {
     ".gz": gzip.compress,

@@ -13,8 +13,6 @@ from cuadrilla.data import sources
 from cuadrilla.errors import DataError
 from tests.reading import by_name, find, texts
 
-pytestmark = pytest.mark.unit
-
 TEXT = "El niño comió más piñas en la montaña, según contó María.\n" * 30
 KINDS = ("tar", "tar.gz", "tgz", "tar.bz2", "tar.xz", "zip")
 NOVEL = "<TEI><text><body><p>La novela.</p></body></text></TEI>"

@@ -8,8 +8,6 @@ from cuadrilla.data.formats import tei
 from cuadrilla.errors import DataError
 from tests.reading import find
 
-pytestmark = pytest.mark.unit
-
 NOVEL = """<?xml version="1.0" encoding="UTF-8"?>
 <?xml-model href="https://example.org/eltec.rng" type="application/xml"?>
 <TEI xmlns="http://www.tei-c.org/ns/1.0" xml:lang="es">

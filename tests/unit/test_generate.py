@@ -19,8 +19,6 @@ from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import Sampling, choose
 from tests.decided import spread_gpt2
 
-pytestmark = pytest.mark.unit
-
 GREEDY = Sampling(temperature=0, max_tokens=20)
 VOCABULARY = 259
 

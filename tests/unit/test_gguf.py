@@ -17,8 +17,6 @@ from cuadrilla.model.gpt2 import GPT2
 from tests.decided import spread_gpt2
 
 gguf = pytest.importorskip("gguf", reason="needs the extra export")
-pytestmark = pytest.mark.unit
-
 SPARE_ROWS = 3  # of the embedding, which no token has
 
 

@@ -10,8 +10,6 @@ from cuadrilla.model import kernels
 from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 
-pytestmark = pytest.mark.unit
-
 ODD_VOCABULARY = 1003
 
 

@@ -7,8 +7,6 @@ import pytest
 from cuadrilla.config import GuardSection
 from cuadrilla.train.guard import Guard, Verdict
 
-pytestmark = pytest.mark.unit
-
 
 def calm(guard: Guard, updates: int = 60) -> None:
     for i in range(updates):

@@ -18,8 +18,6 @@ from cuadrilla.model.sampling import Sampling
 from tests.conftest import SMALL_DISK_BYTES
 from tests.decided import spread_gpt2
 
-pytestmark = pytest.mark.unit
-
 SHAPES = [
     {"vocab_size": 64, "context": 16, "layers": 1, "heads": 1, "width": 8},
     {"vocab_size": 1003, "context": 33, "layers": 3, "heads": 3, "width": 42},

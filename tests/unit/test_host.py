@@ -13,8 +13,6 @@ from cuadrilla.host.facts import Facts, find_container, parse_cpuinfo, parse_wsl
 from cuadrilla.host.programs import json_rows
 from tests.patients import FACTS, GIB
 
-pytestmark = pytest.mark.unit
-
 MAC = dataclasses.replace(FACTS, system="Darwin", machine="arm64", processor="Apple M2")
 CPU_TEST = {"stage": "device", "kind": "cpu", "index": 0, "error": None, "gflops": 200.0}
 TORCH_CPU = {"stage": "torch", "version": "2.13.0+cpu", "cuda": None}
