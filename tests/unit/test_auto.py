@@ -106,13 +106,6 @@ def test_a_network_that_becomes_slow_is_noticed() -> None:
     assert crew.rounds(40)[-1] == 64
 
 
-def test_the_fastest_works_alone_behind_a_line_that_all_share_and_that_is_too_slow() -> None:
-    """A window of 64 takes 160 s of transfers and 64 of computing; alone 40 and 128. The others are tried again."""
-    crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0, "rosa": 10.0}, transfer=80.0, shared=True)
-    crew.rounds(60)
-    assert sum(workers == {"ana"} for workers in crew.workers[-30:]) >= 27
-
-
 @pytest.mark.parametrize(("tokens", "parts"), [(30_000, 1), (60_000, 2), (250_000, 4)])
 def test_alone_it_takes_smaller_steps_where_those_of_the_crew_are_large(tokens: int, parts: int) -> None:
     crew = Machines({"ana": 30.0, "luis": 10.0, "eva": 10.0}, transfer=120.0, shared=True, step_tokens=tokens)

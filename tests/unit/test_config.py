@@ -1,6 +1,5 @@
 """Run files: every bad value is refused with its key and a remedy; every good one survives a round trip."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +77,6 @@ def test_precedence_and_origins() -> None:
     assert resolved.config.train.tokens == 20
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_accepted_or_refused_never_a_crash(text: str) -> None:
-    for candidate in (text, BASE + text):
-        try:
-            resolve(candidate)
-        except ConfigError as error:
-            assert error.message
-
-
 TOML_VALUES = st.one_of(
     st.integers(-(10**20), 10**20),
     st.floats(),
@@ -118,17 +108,10 @@ def test_dump_and_toml_round_trip() -> None:
     assert differences(dump(resolve(BASE).config), dump(other)) == {"optim.lr": (0.02, 0.7)}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_every_file_that_new_writes_is_valid(size: str) -> None:
-    text = run_file_text(size, data="../datos de ñ", tokens=1_000_000)
-    assert resolve(text).config.model.preset == size
-    assert tomllib.loads(text)["data"]["folder"] == "../datos de ñ"
-
-
-@given(st.text(min_size=1))
-def test_any_folder_that_new_is_given_is_what_the_file_says(data: str) -> None:
-    found = resolve(run_file_text("micro", data=data, tokens=1_000_000))
-    assert found.config.data.folder == data.replace("\\", "/")
+@given(size=st.sampled_from([*SIZES]), data=st.text(min_size=1))
+def test_every_file_that_new_writes_says_what_it_was_given(size: str, data: str) -> None:
+    found = resolve(run_file_text(size, data=data, tokens=1_000_000)).config
+    assert (found.model.preset, found.data.folder) == (size, data.replace("\\", "/"))
 
 
 def test_of_the_lengths_the_one_said_last_holds() -> None:

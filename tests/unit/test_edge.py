@@ -17,11 +17,6 @@ JSON = ("Content-Type", "application/json")
 Head = Sequence[tuple[str, str]]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
-
-
 @dataclass
 class Inside:
     """An application that keeps what reaches it, and says `ok`."""
@@ -133,15 +128,9 @@ def test_pages_of_other_origins(origin: str) -> None:
     assert ask("GET", head=[("Origin", f"http://{HOST}")]).status == 200
 
 
-def test_a_body_that_is_too_long() -> None:
+def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
     with pytest.raises(Refusal) as refused:
         ask("POST", head=[JSON], parts=[b"[" * 900] * 2)
     assert (refused.value.status_code, refused.value.code) == (413, "too_large")
     assert ask("POST", head=[JSON], parts=[b'{"a"', b"", b": 1", b"}"]).status == 200
-
-
-def test_refusals() -> None:
-    response = Refusal(429, "too many", code="overloaded", Retry_After="7").response()
-    assert response.headers["retry-after"] == "7"
-    assert json.loads(response.body)["error"]["type"] == "rate_limit_error"
-    assert json.loads(Refusal(503, "ending").response().body)["error"]["type"] == "server_error"

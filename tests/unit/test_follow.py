@@ -1,14 +1,13 @@
 """Files that grow, read piece by piece; and curves that stay small."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.monitor.follow import FileFollower, newest_figures
+from cuadrilla.monitor.follow import FileFollower
 from cuadrilla.monitor.series import Series
 from tests.watched import add_rows
 
@@ -36,33 +35,12 @@ def test_each_row_once(path: Path) -> None:
     assert numbers(follower) == [6]
 
 
-@pytest.mark.parametrize("how", ["cut", "replaced"])
-def test_another_file_is_read_from_its_beginning(path: Path, how: str) -> None:
-    add_rows(path, [{"n": n} for n in range(9)])
-    follower, told = FileFollower(path), []
-    numbers(follower)
-    other = path.with_name("new")
-    add_rows(other, [{"n": 7}])
-    if how == "cut":
-        path.write_bytes(other.read_bytes())
-    else:
-        os.replace(other, path)
-    assert [row["n"] for row in follower.rows(anew=lambda: told.append("anew"))] == [7]
-    assert told == ["anew"]
-
-
 def test_only_the_tail_of_a_long_file(path: Path) -> None:
     add_rows(path, [{"n": n} for n in range(1000)])
     follower = FileFollower(path, tail_bytes=50)
     assert numbers(follower) == [996, 997, 998, 999]
     add_rows(path, [{"n": 1000}])
     assert numbers(follower) == [1000]
-
-
-def test_the_newest_of_each_figure(path: Path) -> None:
-    add_rows(path, [{"version": 1, "val_loss": 2.0, "sample": "x"}, {"version": 2, "loss": None}])
-    assert newest_figures(path) == {"version": 2, "val_loss": 2.0}
-    assert newest_figures(path.with_name("nothing")) == {}
 
 
 def filled(series: Series, rounds: int) -> Series:
@@ -84,15 +62,6 @@ def test_a_long_run_has_means() -> None:
     assert (news["x"], news["columns"]["loss"]) == ([4, 8, 12, 15], [2.5, 6.5, 10.5, 14])
 
 
-def test_who_is_not_in_a_row_had_no_share() -> None:
-    series = Series(2, fills=True)
-    for version, shares in enumerate(({"a": 1.0}, {"a": 0.5, "b": 0.5}, {"b": 1.0}, {"b": 1.0}), start=1):
-        series.add(version, shares, number=version)
-    news = series.since(0)
-    assert news is not None
-    assert news["columns"] == {"a": [0.75, 0], "b": [0.25, 1]}
-
-
 @pytest.mark.parametrize("rounds", [20, 200])
 def test_shares_are_one_together(rounds: int) -> None:
     """Whoever computed a step: one worker, two, or others when it was redone after a crash."""
@@ -104,13 +73,6 @@ def test_shares_are_one_together(rounds: int) -> None:
     assert news is not None
     sums = [sum(parts) for parts in zip(*news["columns"].values(), strict=True)]
     assert sums == pytest.approx([1.0] * len(news["x"]), abs=1e-4)
-
-
-def test_a_reader_gets_what_has_changed() -> None:
-    series = filled(Series(8), 5)
-    assert series.since(5) is None
-    series.add(4, {"loss": 0.0}, number=6)
-    assert series.since(5) == {"first": 3, "x": [4, 5], "columns": {"loss": [0, 5]}}
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(-9, 9)), max_size=80))

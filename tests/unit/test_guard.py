@@ -34,14 +34,6 @@ def test_a_passage_that_is_a_little_harder_is_no_spike(loss: float, norm: float)
     assert guard.judge(loss=loss, norm=5 * norm) is Verdict.SKIP
 
 
-def test_three_spikes_roll_back_and_then_it_gives_up() -> None:
-    guard = Guard(section=GuardSection(rollbacks=1))
-    calm(guard)
-    verdicts = [guard.judge(loss=1e9, norm=1.0) for _ in range(6)]
-    skip = Verdict.SKIP
-    assert verdicts == [skip, skip, Verdict.ROLL_BACK, skip, skip, Verdict.GIVE_UP]
-
-
 def test_the_warm_up_and_zero_sigmas_are_never_judged() -> None:
     guard = Guard(section=GuardSection())
     assert [guard.judge(loss=10.0**i, norm=1.0) for i in range(5)] == [Verdict.OK] * 5
