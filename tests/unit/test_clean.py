@@ -1,4 +1,4 @@
-"""Cleaning, cutting and splitting: pure functions of text."""
+"""Cleaning, cutting, dropping and splitting: pure functions of text."""
 
 import textwrap
 import unicodedata
@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cuadrilla.data import clean
+from cuadrilla.data.cuentos import stories
 
 
 def run(*pieces, keep_indentation=False, maximum=clean.MAX_DOCUMENT):
@@ -43,10 +44,6 @@ def book(chapters=40, words=60):
 )
 def test_odd_text_is_repaired_and_counted(text, expected, count):
     assert run(text) == ([expected] if expected is not None else [], count)
-
-
-def test_markdown_keeps_its_indentation():
-    assert run("- a\n  - b  \n", keep_indentation=True)[0] == ["- a\n  - b"]
 
 
 def test_lines_that_were_broken_at_a_fixed_width_are_joined_and_verses_and_dialogues_stay():
@@ -158,3 +155,36 @@ def test_a_text_that_is_most_of_the_corpus_is_not_held_out():
     assert clean.split_texts(hashes, texts, characters, val_fraction=0.05).tolist() == [False, False, False, True]
     alike = np.full(4, 1_000, dtype=np.uint32)  # each is more than twice a twentieth: still one is held out
     assert clean.split_texts(hashes, texts, alike, val_fraction=0.05).tolist() == [True, False, False, False]
+
+
+# Which documents the rules drop
+
+PAGE = """El ayuntamiento aprobó ayer el nuevo plan de la ciudad, que prevé más árboles en las calles del centro.
+La concejala explicó que se plantarán en otoño, y que los vecinos podrán elegir entre varias especies.
+Según el informe, con una inversión de dos millones se reduce el calor de las plazas en verano.
+Los comerciantes, en cambio, temen por las obras: dicen que a su calle no llegará nadie durante un año.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (PAGE, None),
+        ("Hola.", None),
+        ("«¡Ay!»\n—¿Qué?\n—¡Ay!\n—Nada.", None),
+        ("Call me Ishmael. Some years ago, never mind how long precisely.", None),
+        ("\n".join(f"Verso {n} del poema\n¡ay, mi amor!" for n in range(50)), None),
+        ("В начале было слово, и слово было у Бога.", None),
+        ("太初有道，道与神同在，道就是神。" * 30, None),
+        ("\n".join(f"{n} {n * n} {n * 3.14:.2f}" for n in range(500)), "few_letters"),
+        ("x" * 5000, "word_length"),
+        ("a b c d e f " * 100, "word_length"),
+        (PAGE * 3, "repeated_lines"),
+    ],
+)
+def test_books_keep_all_that_is_language(text, reason):
+    assert clean.reason_to_drop(text) == reason
+
+
+def test_the_built_in_stories_pass():
+    assert [story for story in stories(300, seed=0) if clean.reason_to_drop(story)] == []

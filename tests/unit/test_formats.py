@@ -2,25 +2,19 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
-import subprocess
 import sys
-import tarfile
 import tracemalloc
-import zipfile
 import zlib
 
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from cuadrilla.data import sources
-from cuadrilla.errors import DataError
+from cuadrilla.errors import DataError, EnvironmentProblem
 from tests.reading import find, texts
 
 TEXT = "El niño comió más piñas en la montaña, según contó María.\n\n¿Qué haría él? «Nada», dijo.\n" * 30
@@ -65,15 +59,6 @@ def test_streams_one_after_another_are_read_and_damage_is_not_an_end(tmp_path, p
             texts(path)
 
 
-def traced_peak(work):
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def bomb(num_bytes):
     packer = zlib.compressobj(9, wbits=31)
     return b"".join(packer.compress(b"a " * 2**19) for _ in range(num_bytes >> 20)) + packer.flush()
@@ -81,15 +66,16 @@ def bomb(num_bytes):
 
 def test_what_unpacks_to_more_than_the_limit_is_refused_and_is_never_held_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MAX_UNPACKED_BYTES", 2**27)
-
-    def refused():
-        for name, packed in (("a.txt.gz", bomb(2**28)), ("a.txt.zst", PACK[".zst"](b"a " * 2**27))):
-            with pytest.raises(DataError, match=" unpacks to more than 134,217,728 bytes"):
-                find(put(tmp_path / name, packed))
-
+    for name, packed in (("a.txt.gz", bomb(2**28)), ("a.txt.zst", PACK[".zst"](b"a " * 2**27))):
+        with pytest.raises(DataError, match=" unpacks to more than 134,217,728 bytes"):
+            find(put(tmp_path / name, packed))
     put(tmp_path / "b.txt.gz", bomb(2**26))
-    assert traced_peak(lambda: find(tmp_path / "b.txt.gz")) < 64 * 2**20
-    refused()
+    tracemalloc.start()
+    try:
+        find(tmp_path / "b.txt.gz")
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 # -- JSON Lines --------------------------------------------------------------------------------------------------------
@@ -130,17 +116,6 @@ def test_a_record_without_text_is_counted_and_a_file_of_them_is_an_error(tmp_pat
         find(path)
     assert f"{path}:2: {said}" in caught.value.message
     assert "--field" in caught.value.hint
-
-
-def test_one_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
-    path = tmp_path / "a.jsonl"
-    with open(path, "wb") as file:
-        file.write(b'{"text": "')
-        for _ in range(100):
-            file.write(b"palabra " * 2**17)
-        file.write(b'"}\n' + line(text="fin"))
-    assert traced_peak(lambda: find(path)) < 64 * 2**20
-    assert texts(path) == ["fin"]
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------------
@@ -188,83 +163,12 @@ def test_damaged_parquet_is_an_error(tmp_path):
             find(path)
 
 
-def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path):
+def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     table(tmp_path / "a.parquet", ["uno"])
     put(tmp_path / "a.txt.zst", PACK[".zst"](b"uno"))
-    code = """if True:
-        import sys
-        from pathlib import Path
-        sys.modules["pyarrow"] = None  # what an import that fails looks like
-        from cuadrilla.data.sources import list_sources
-        from cuadrilla.errors import EnvironmentProblem
-        for name in sys.argv[1:]:
-            try:
-                list(list_sources([name], exclude=Path("out")).texts())
-            except EnvironmentProblem as error:
-                print(error.message, error.hint, sep="|")
-    """
-    arguments = [str(tmp_path / name) for name in ("a.parquet", "a.txt.zst")]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        'reading .parquet needs pyarrow, which is not installed|pip install "cuadrilla[data]"',
-        'reading .zst needs pyarrow, which is not installed|pip install "cuadrilla[data]"',
-    ]
-
-
-# -- anything at all ---------------------------------------------------------------------------------------------------
-
-SUFFIXES = (
-    *(".txt", ".md", ".jsonl", ".xml", ".parquet", ".zip"),
-    *(f".{kind}{packing}" for kind in ("txt", "jsonl", "xml", "tar") for packing in ("", *PACK)),
-)
-
-
-def archive_of(kind):
-    """A small archive with a text and a record."""
-    buffer, files = io.BytesIO(), {"a.txt": b"hola\n" * 50, "ñ" * 90 + ".jsonl": b'{"text": "uno"}'}
-    if kind == "zip":
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
-    else:
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, data in files.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-SEEDS = (
-    b'{"text": "uno"}\n{"text": "dos"}\n',
-    b"<TEI><teiHeader/><text><body><p>uno</p></body></text></TEI>",
-    b"<?xml version='1.0' encoding='idna'?><!DOCTYPE TEI SYSTEM 'a'><TEI>&nbsp;<body>",
-    *(archive_of(kind) for kind in ("zip", "tar")),
-    b"PAR1" + bytes(20) + b"\x08\x00\x00\x00PAR1",
-    *(pack(b"hola\n" * 50) for pack in PACK.values()),
-)
-
-
-@st.composite
-def damaged_files(draw):
-    """Something real with a few bytes changed, cut or added; or bytes at random."""
-    raw = bytearray(draw(st.sampled_from(SEEDS) | st.binary(max_size=600)))
-    for _ in range(draw(st.integers(0, 4))):
-        place = draw(st.integers(0, max(0, len(raw) - 1)))
-        raw[place : place + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
-    return bytes(raw)
-
-
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(suffix=st.sampled_from(SUFFIXES), raw=damaged_files(), repack=st.booleans())
-def test_any_bytes_under_any_suffix_are_text_or_a_data_error(tmp_path, suffix, raw, repack):
-    packing = next((packing for packing in PACK if suffix.endswith(packing)), "")
-    path = put(tmp_path / f"a{suffix}", PACK[packing](raw) if packing and repack else raw)
-    try:
-        found = texts(path)
-    except DataError as error:
-        assert str(path) in error.message
-        assert error.hint
-    else:
-        for text in found:
-            text.encode()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # what an import that fails looks like
+    for name in ("a.parquet", "a.txt.zst"):
+        with pytest.raises(EnvironmentProblem) as caught:
+            texts(tmp_path / name)
+        assert caught.value.message == f"reading {(tmp_path / name).suffix} needs pyarrow, which is not installed"
+        assert caught.value.hint == 'pip install "cuadrilla[data]"'

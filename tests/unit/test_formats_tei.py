@@ -6,7 +6,6 @@ import pytest
 
 from cuadrilla.data.formats import tei
 from cuadrilla.errors import DataError
-from tests.reading import find
 
 NOVEL = """<?xml version="1.0" encoding="UTF-8"?>
 <?xml-model href="https://example.org/eltec.rng" type="application/xml"?>
@@ -131,15 +130,3 @@ def test_what_is_not_well_formed_or_would_grow_is_refused(document, said):
         read(document)
     assert said in caught.value.message
     assert caught.value.hint
-
-
-def test_xml_that_is_not_tei_is_skipped(tmp_path):
-    folder = tmp_path / "libros"
-    folder.mkdir()
-    (folder / "a.xml").write_text(body("<p>hola</p>"))
-    (folder / "pom.xml").write_text("<project><body>no</body></project>")
-    assert find(folder / "pom.xml").skipped == ["pom.xml"]
-    found = find(folder)
-    assert [source.name for source in found.all if source.encodings] == ["libros/a.xml"]
-    assert found.skipped == ["libros/pom.xml"]
-    assert found.counts == {"files_xml_not_tei": 1}
