@@ -4,36 +4,25 @@ import pytest
 
 import budgets
 
-
-def source(text: str, path: str = "src/cuadrilla/sync/snippet.py") -> budgets.Source:
-    return budgets.parse(path, text)
+HERE = "sync/snippet.py"
 
 
 @pytest.mark.parametrize(
-    ("text", "bad"),
+    ("text", "path", "bad"),
     [
-        ("from pickle import loads", True),
-        ("import torch as t\nt.load('x')", True),
-        ("import torch.distributed as dist\ndist.all_gather_object([], 1)", True),
-        ("eval('1')", True),
-        ("import yaml\nyaml.load('a')", True),
-        ("import subprocess\nsubprocess.run('ls', shell=True)", True),
-        ("import numpy as np\nnp.load('x', allow_pickle=True)", True),
-        ("model.eval()", False),
-        ("import re\nre.compile('exec(')", False),
+        ("from pickle import loads", HERE, True),
+        ("import torch as t\nt.load('x')", HERE, True),
+        ("import torch.distributed as dist\ndist.all_gather_object([], 1)", HERE, True),
+        ("eval('1')", HERE, True),
+        ("import yaml\nyaml.load('a')", HERE, True),
+        ("import subprocess\nsubprocess.run('ls', shell=True)", HERE, True),
+        ("import numpy as np\nnp.load('x', allow_pickle=True)", HERE, True),
+        ("model.eval()", HERE, False),
+        ("import re\nre.compile('exec(')", HERE, False),
+        ("import torch\ntorch.load('x', weights_only=True)", budgets.RESTRICTED_READER, False),
+        ("import torch\ntorch.load('x', weights_only=flag)", budgets.RESTRICTED_READER, True),
+        ("import torch\ntorch.load('x', weights_only=True)", "train/checkpoint.py", True),
     ],
 )
-def test_dangerous(text: str, bad: bool) -> None:
-    assert bool(list(budgets.dangerous(source(text)))) == bad
-
-
-@pytest.mark.parametrize(
-    ("call", "path", "bad"),
-    [
-        ("torch.load('x', weights_only=True)", budgets.RESTRICTED_READER, False),
-        ("torch.load('x', weights_only=flag)", budgets.RESTRICTED_READER, True),
-        ("torch.load('x', weights_only=True)", "train/checkpoint.py", True),
-    ],
-)
-def test_the_restricted_reader_has_one_place(call: str, path: str, bad: bool) -> None:
-    assert bool(list(budgets.dangerous(source(f"import torch\n{call}", f"src/cuadrilla/{path}")))) == bad
+def test_dangerous(text: str, path: str, bad: bool) -> None:
+    assert bool(list(budgets.dangerous(budgets.parse(f"src/cuadrilla/{path}", text)))) == bad
