@@ -4,7 +4,6 @@ import contextlib
 import gc
 import queue
 import random
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -16,21 +15,15 @@ import psutil
 import torch
 
 from cuadrilla.home import Home
-from cuadrilla.host.gpus import GpuUsage
-from cuadrilla.host.usage import Usage
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     Contribution,
-    Download,
-    Enroll,
     Goodbye,
     Hello,
     Lease,
     NodeReport,
     Offer,
     Progress,
-    SaidLine,
-    Stop,
     ToCoordinator,
     ToWorker,
     Version,
@@ -57,14 +50,13 @@ class Heard:
         self.messages: defaultdict[str, queue.SimpleQueue[ToCoordinator]] = defaultdict(queue.SimpleQueue)
         self.goodbyes: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.progress: defaultdict[str, list[int]] = defaultdict(list)
-        self.reports: defaultdict[str, list[NodeReport]] = defaultdict(list)
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
         match message:
             case Progress():
                 self.progress[worker].append(message.micro_steps)
             case NodeReport():
-                self.reports[worker].append(message)
+                pass
             case Goodbye():
                 self.goodbyes.put((worker, message.reason))
             case _:
@@ -213,10 +205,6 @@ class Held:
         yield from iter(self.more.get, None)
 
 
-def hello_bytes() -> bytes:
-    return wire.encode(Hello(speed_hint=1.0))
-
-
 def raw(item: object) -> bytes:
     return item if isinstance(item, bytes) else wire.encode(item)
 
@@ -232,46 +220,3 @@ def uploaded(head: object, *chunks: bytes) -> list[object]:
 
 
 WHOLE = LAYOUT.header + bytes(LAYOUT.num_bytes - len(LAYOUT.header))
-
-SEEDS: list[bytes] = [
-    *map(
-        wire.encode,
-        (
-            Hello(speed_hint=0.5, environment={"torch": "2.10"}),
-            Progress(micro_steps=7, part=0.5),
-            Goodbye(reason="done"),
-            NodeReport(usage=Usage(cpu_percent=3.0, gpus=(GpuUsage(index=0, name="x"),)), phase="waiting"),
-            NodeReport(lines=(SaidLine(level="info", text="hot"),), facts={"a": "b"}),
-            Version(version=4),
-            Lease(lease_id=3, version=4, units=(1, 2, 300), planned_tokens=9),
-            Stop(reason="the run has ended", refused=True),
-            upload(3, transfer_seconds=0.5),
-            Enroll(name="berta"),
-            Download(version=1, offset=9),
-        ),
-    )
-]
-
-
-NUMBERS = (b"0", b"1", b"0.5", b"-1", b"1e400", b"%d" % HUGE, b"NaN", b"9" * 5000, b'"7"', b"null", b"[1]", b"true")
-
-
-def mutated(raw: bytes, chance: random.Random) -> bytes:
-    """A message with another number, or with a few bytes changed, taken out, doubled or put in; or plain noise."""
-    if chance.random() < 0.1:
-        return chance.randbytes(chance.randrange(60))
-    if chance.random() < 0.4:
-        return re.sub(rb"\d+(\.\d+)?", lambda found: chance.choice([found[0], *NUMBERS]), raw)
-    changed = bytearray(raw)
-    for _ in range(chance.choice((1, 1, 2, 4))):
-        at = chance.randrange(len(changed) + 1)
-        match chance.randrange(5):
-            case 0 | 1:
-                changed[at : at + 1] = chance.randbytes(1)
-            case 2:
-                del changed[at : at + chance.randrange(1, 9)]
-            case 3:
-                changed[at:at] = changed[chance.randrange(len(changed) + 1) :][:20]
-            case _:
-                changed[at:at] = b"\xff" * chance.randrange(1, 11)
-    return bytes(changed)

@@ -7,7 +7,7 @@ import pytest
 
 from cuadrilla.rundir import RunDir
 from tests.downloader import Downloader
-from tests.hostile import BIG, Crew
+from tests.hostile import Crew
 from tests.models import language_run
 from tests.web import Server, serving
 
@@ -15,13 +15,6 @@ from tests.web import Server, serving
 @pytest.fixture
 def crew(tmp_path: Path) -> Iterator[Crew]:
     made = Crew(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def big_crew(tmp_path: Path) -> Iterator[Crew]:
-    made = Crew(tmp_path, contribution=BIG)
     yield made
     made.close()
 

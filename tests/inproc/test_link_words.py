@@ -58,15 +58,21 @@ def test_what_a_worker_says_of_itself(crew: Crew) -> None:
     luis.close()
 
 
-def test_a_kick_is_said_once(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cuadrilla")
+    other = Connection(crew.address, identity=crew.ana.identity, device="cuda:1")
+    session = other.session(parameters=crew.session._parameters)
+    session.call(Hello(speed_hint=1.0))
+    assert isinstance(crew.heard.next("ana/cuda:1"), Hello)
     crew.nodes.remove("ana")
     for _ in range(2):
         crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
     assert said == ["ana was kicked"]
-    stop = crew.session.next_event()
-    assert stop == Stop(reason=KICKED, refused=True)
+    stop = Stop(reason=KICKED, refused=True)
+    assert [each.next_event() for each in (crew.session, session)] == [stop, stop]
+    session.close()
+    other.close()
 
 
 def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
