@@ -60,10 +60,10 @@ class Crew:
         self.coordination.deliver(worker, heard)
         self.coordination.work_off()
 
-    def joins(self, *names: str) -> None:
+    def joins(self, *names: str, speed: float = 1.0) -> None:
         said = {**code_fingerprint(self.context.task, self.context.model), **environment(self.context.device)}
         for name in names:
-            self.says(name, Hello(speed_hint=1.0, environment=said))
+            self.says(name, Hello(speed_hint=speed, environment=said))
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
@@ -182,45 +182,23 @@ def gradient(value: float, *, loss: float = 1.0) -> Lie:
     return lambda _: {"tokens": 1, "loss_sum": loss, "tensors": {"weight": torch.full((1, 12), value)}}
 
 
-@pytest.fixture
-def pair(make: Callable[..., Crew]) -> Callable[[int], Crew]:
+def pair(make: Callable[..., Crew], *, steps: int) -> Crew:
     """`a` and `b`, who have a unit each."""
-
-    def begin(steps: int) -> Crew:
-        crew = make(*SUSPECTS, f"train.steps={steps}", task=Line())
-        crew.joins("a", "b")
-        assert [len(units) for units in crew.units("a", "b")] == [1, 1]
-        return crew
-
-    return begin
+    crew = make(*SUSPECTS, f"train.steps={steps}", task=Line())
+    crew.joins("a", "b")
+    assert [len(units) for units in crew.units("a", "b")] == [1, 1]
+    return crew
 
 
-@pytest.mark.parametrize(("again", "evicted"), [(1000.0, []), (1.0, ["b"])])
-def test_what_another_finds_as_large_counts_and_who_sent_it_is_not_blamed(
-    pair: Callable[[int], Crew], again: float, evicted: list[str]
-) -> None:
-    """By nature, or because a device is sick: whoever computes it next knows."""
-    crew = pair(3)
-    for _ in range(2):
-        large = crew.units("b")
-        crew.both(gradient(1.0), gradient(1000.0))
-        assert crew.units("a") == large
-        crew.answers("a", gradient(again))
-    assert [row["worker"] for row in crew.named("outlier")] == ["b", "b"]
-    assert [row["units"] for row in crew.named("confirmed")] == ([] if evicted else [[1], [3]])
-    assert [row["worker"] for row in crew.named("evicted")] == evicted
-    assert crew.named("units skipped") == []
-
-
-def test_where_nobody_has_a_gradient_nothing_can_be_compared(pair: Callable[[int], Crew]) -> None:
-    crew = pair(3)
+def test_where_nobody_has_a_gradient_nothing_can_be_compared(make: Callable[..., Crew]) -> None:
+    crew = pair(make, steps=3)
     crew.both(gradient(0.0), gradient(0.0))
     assert [row["workers"] for row in crew.named("the gradient is exactly zero")] == [["a", "b"]]
 
 
-def test_a_loss_ten_times_too_large_is_skipped_and_named(pair: Callable[[int], Crew]) -> None:
+def test_a_loss_ten_times_too_large_is_skipped_and_named(make: Callable[..., Crew]) -> None:
     """A size that honest contributions can have, too: no reason to doubt a device, the guard skips the update."""
-    crew, weights = pair(50), []
+    crew, weights = pair(make, steps=50), []
     for step in range(1, 43):
         suspects = crew.units("b") if step == 41 else []
         factor = 10.0 if step == 41 else 1.0
@@ -306,11 +284,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
 def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
     match words:
         case ("hello", speed):
-            environment_of = {
-                **code_fingerprint(crew.context.task, crew.context.model),
-                **environment(crew.context.device),
-            }
-            crew.says("mala", Hello(speed_hint=speed, environment=environment_of))
+            crew.joins("mala", speed=speed)
         case ("progress", passes):
             crew.says("mala", Progress(micro_steps=passes))
         case ("goodbye",):
