@@ -4,10 +4,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import torch
 
-from cuadrilla.config import TrainSection
-from cuadrilla.link.base import Contribution, Lease, Link, TensorRef, Tensors, ToCoordinator
+from cuadrilla.link.base import Contribution, Link, TensorRef, Tensors, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.auto import Auto
 from cuadrilla.sync.exact import Exact
@@ -17,7 +15,6 @@ from cuadrilla.sync.work import Rounds, Work
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests.faults import PHASES, FaultyLink, Phase, Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
-from tests.sessions import ConstantGradient, answer, recipe_of
 from tests.tasks import RaggedRegression
 
 
@@ -48,15 +45,9 @@ MANY_STEPS: dict[str, Strategy] = {
     "strict windows of many steps": Windows(steps=4, strict_lanes=LANES),
     "exact steps and windows": Alternating(),
 }
+ALL = STRATEGIES | MANY_STEPS
 ROUNDING = 1e-6
-
-
-RECIPE = recipe_of(ConstantGradient)
-
-
-@pytest.fixture(params=STRATEGIES)
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    return STRATEGIES[request.param]
+like_one_worker = pytest.mark.parametrize("name", [*STRATEGIES, "strict windows of many steps"])
 
 
 @pytest.fixture(scope="module")
@@ -64,55 +55,43 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One exact worker and plain gradient steps, and strict ones beside it."""
     folder = tmp_path_factory.mktemp("alone")
     for name in ("exact", *STRICT):
-        strategy = {**STRATEGIES, **MANY_STEPS}[name]
-        execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
+        execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=ALL[name])
     return folder
 
 
-def is_what_one_worker_gives(folder: Path, alone: Path, strategy: Strategy) -> bool:
+def is_what_one_worker_gives(folder: Path, alone: Path, name: str) -> bool:
     """At its exact setting every strategy; the strict ones bit by bit."""
-    strict = [name for name in STRICT if STRATEGIES.get(name) is strategy]
-    if any(final_sha256(folder) != final_sha256(alone / name) for name in strict):
+    if name in STRICT and final_sha256(folder) != final_sha256(alone / name):
         return False
-    return relative_difference(final(folder), final(alone / "exact")) <= ROUNDING
+    return name in MANY_STEPS or relative_difference(final(folder), final(alone / "exact")) <= ROUNDING
 
 
+@like_one_worker
 @pytest.mark.parametrize("crew", UNEQUAL)
-def test_unequal_workers_equal_one_worker(tmp_path: Path, alone: Path, strategy: Strategy, crew: str) -> None:
-    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, workers(UNEQUAL[crew]), strategy=strategy)
-    assert is_what_one_worker_gives(tmp_path, alone, strategy)
-    losses = [[row["loss"] for row in metrics(folder)] for folder in (tmp_path, alone / "exact")]
+def test_unequal_workers_equal_one_worker(tmp_path: Path, alone: Path, name: str, crew: str) -> None:
+    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, workers(UNEQUAL[crew]), strategy=ALL[name])
+    assert is_what_one_worker_gives(tmp_path, alone, name)
+    one = name if name in MANY_STEPS else "exact"
+    losses = [[row["loss"] for row in metrics(folder)] for folder in (tmp_path, alone / one)]
     assert losses[0] == pytest.approx(losses[1], rel=10 * ROUNDING)
 
 
+@like_one_worker
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_worker_lost_at_any_phase_changes_nothing(
-    tmp_path: Path, alone: Path, strategy: Strategy, phase: Phase
-) -> None:
+def test_a_worker_lost_at_any_phase_changes_nothing(tmp_path: Path, alone: Path, name: str, phase: Phase) -> None:
     wrap, played = play(Script(worker="worker-2", at=None, phase=phase))  # a slow one may never see a certain version
     crew = workers([1.0, 1.0, 1.0])
-    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=strategy, wrap_link=wrap)
+    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=ALL[name], wrap_link=wrap)
     assert played
-    assert is_what_one_worker_gives(tmp_path, alone, strategy)
-    left = [row for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "left"]
-    assert [row["worker"] for row in left] == ([] if phase == "hello" else ["worker-2"])  # it had not come
+    assert is_what_one_worker_gives(tmp_path, alone, name)
+    left = [row["worker"] for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "left"]
+    assert name in MANY_STEPS or left == ([] if phase == "hello" else ["worker-2"])  # it had not come
 
 
-@pytest.mark.parametrize("phase", [None, *PHASES])
-def test_strict_windows_have_one_workers_bits(tmp_path: Path, alone: Path, phase: Phase | None) -> None:
-    """Whoever computes which lane, and whoever is lost."""
-    name = "strict windows of many steps"
-    wrap, played = play(Script(worker="worker-2", at=None, phase=phase)) if phase else (None, [True])
-    crew = workers([1.0, 0.5, 0.25] if phase is None else [1.0, 1.0, 1.0])
-    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=MANY_STEPS[name], wrap_link=wrap)
-    assert played
-    assert final_sha256(tmp_path) == final_sha256(alone / name)
-
-
-@pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
+@pytest.mark.parametrize("name", ALL)
 def test_run_8_equals_run_3_and_resume_5(tmp_path: Path, name: str) -> None:
     """The weights and every loss; with several steps in a lease as well."""
-    strategy = {**STRATEGIES, **MANY_STEPS}[name]
+    strategy = ALL[name]
     execute(tmp_path / "whole", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
     execute(tmp_path / "parts", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy, stop_at=3)
     execute(tmp_path / "parts", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
@@ -159,10 +138,11 @@ class _Ear(FaultyLink):
         return held
 
 
-def test_all_members_hold_the_same_bits(tmp_path: Path, strategy: Strategy) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_members_hold_the_same_bits(tmp_path: Path, name: str) -> None:
     heard = Listening()
     crew = workers([1.0, 0.5, 0.25])
-    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=strategy, wrap_link=heard)
+    execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=ALL[name], wrap_link=heard)
     weights = heard.weights(tmp_path)
     assert len(weights) > 5
     assert all(len(hashes) == 1 for hashes in weights.values())
@@ -184,27 +164,3 @@ def test_kinds_of_rounds_change_though_a_worker_is_lost(tmp_path: Path, phase: P
     assert [row.get("steps", 1) for row in rows] == [1, 1, 1, 4, 1, 4, 1, 4, 1, 4, 1, 1]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert all(len(hashes) == 1 for hashes in heard.weights(tmp_path).values())
-
-
-@pytest.mark.parametrize("name", [*STRATEGIES, *MANY_STEPS])
-def test_a_contribution_depends_on_the_version_and_the_units_only(name: str) -> None:
-    """Whoever computes a lease, and whatever it has computed before."""
-    strategy, task = {**STRATEGIES, **MANY_STEPS}[name], RaggedRegression()
-    section = TrainSection(batch_sequences=32, unit_sequences=4)
-    merge = strategy.merge(task.model(), RECIPE)
-    weights = {name: tensor.detach().clone() for name, tensor in merge.version(steps=4).items()}
-    model = task.model()
-    experienced = strategy.worker(model, RECIPE)
-    wanted = Lease(lease_id=9, version=0, units=(4, 5, 6, 7), planned_tokens=80, steps=4)
-    for lease in (Lease(lease_id=8, version=0, units=(0, 1, 2, 3), planned_tokens=80, steps=4), wanted):
-        last = answer(lease, task=task, model=model, sync=experienced, weights=weights, section=section)
-    fresh = answer_anew(wanted, task, strategy, weights, section)
-    assert (last.tokens, last.loss_sum) == (fresh.tokens, fresh.loss_sum)
-    assert all(torch.equal(tensor, fresh.tensors[name]) for name, tensor in last.tensors.items())
-
-
-def answer_anew(
-    lease: Lease, task: RaggedRegression, strategy: Strategy, weights: Tensors, section: TrainSection
-) -> Contribution:
-    model = task.model()
-    return answer(lease, task=task, model=model, sync=strategy.worker(model, RECIPE), weights=weights, section=section)
