@@ -144,10 +144,6 @@ class Tab:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
 
-    def colours(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
-
     def open(self, url: str, *, languages: str = "en") -> None:
         self.call("Network.setExtraHTTPHeaders", headers={"Accept-Language": languages})
         self.call("Page.navigate", url=url)

@@ -107,18 +107,7 @@ class FaultyLink:
         return None
 
 
-@dataclass(frozen=True)
-class Play:
-    """A `wrap_link` that plays scripts. Can travel to another process: there, `played` is a list of its own."""
-
-    scripts: list[Script]
-    played: list[Script]
-
-    def __call__(self, worker: str, link: Link) -> Link:
-        return FaultyLink(worker, link, self.scripts, self.played)
-
-
-def play(*scripts: Script) -> tuple[Play, list[Script]]:
+def play(*scripts: Script) -> tuple[Callable[[str, Link], Link], list[Script]]:
     """A `wrap_link` that plays the scripts, and the list of those that were played."""
-    wrap = Play(list(scripts), [])
-    return wrap, wrap.played
+    played: list[Script] = []
+    return lambda worker, link: FaultyLink(worker, link, list(scripts), played), played

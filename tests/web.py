@@ -1,6 +1,5 @@
 """A web server on the loopback that misbehaves as it is told: each request takes the next answer of its path."""
 
-import gzip
 import ssl
 import threading
 from collections import defaultdict
@@ -181,7 +180,3 @@ def silent(body: bytes, *, after: int) -> Answer:
 
 def moved(location: str, status: int = 302) -> Answer:
     return fixed(status, b"", Location=location)
-
-
-def zipped(body: bytes) -> bytes:
-    return gzip.compress(body, mtime=0)

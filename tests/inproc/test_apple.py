@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import cuadrilla
 from cuadrilla.data import cuentos
@@ -41,30 +40,20 @@ def trained(folder: Path, device: str, name: str, settings: Mapping[str, Any]) -
     return run
 
 
-def test_the_stand_in_computes_and_refuses() -> None:
+def test_the_stand_in_refuses_what_a_mac_would() -> None:
     with apple.stand_in():
-        here = torch.arange(6.0).reshape(2, 3)
-        there = here.to("mps")
+        there = torch.arange(6.0).to("mps")
         assert there.device == torch.device("mps", 0)
-        assert (there @ there.T)[[1], 0].cpu().equal((here @ here.T)[[1], 0])
-        layer = nn.Linear(3, 1).to("mps")
-        layer(there).sum().backward()
-        assert layer.weight.grad is not None
-        assert layer.weight.grad.cpu().equal(torch.tensor([[3.0, 5.0, 7.0]]))
         for call in (
-            lambda: there.double(),
-            lambda: there.to(torch.float64),
+            there.double,
             lambda: torch.zeros(2, dtype=torch.float64, device="mps"),
             lambda: there.sum(dtype=torch.float64),
         ):
             with pytest.raises(TypeError, match="MPS framework doesn't support float64"):
                 call()
         with pytest.raises(RuntimeError, match="same device"):
-            there + here
-        with pytest.raises(RuntimeError):
-            there.numpy()
+            there + torch.arange(6.0)
     assert not torch.backends.mps.is_available()
-    assert torch.zeros(1).double().dtype == torch.float64
 
 
 @pytest.mark.parametrize(("name", "settings"), [("muon", {}), ("strict", {"sync.strict": True})])

@@ -17,7 +17,7 @@ from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.rundir import append_event, write_json
 from tests.dashboards import TOKEN, ShownDashboard, shown
-from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
+from tests.watched import WrittenCrew, add_rows, rows_of
 
 pytestmark = pytest.mark.inproc
 
@@ -186,12 +186,3 @@ def test_runs_of_a_folder(tmp_path: Path) -> None:
     assert set(Runs([tmp_path / "uno" / "metrics.jsonl"]).names()) == {"uno"}
     with pytest.raises(ConfigError, match="is not a folder"):
         Runs([tmp_path / "missing"])
-
-
-def test_a_run_that_trains_is_told_from_one_that_was_broken_off(tmp_path: Path) -> None:
-    run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2, state="running").write()
-    with shown(tmp_path) as dashboard, dashboard.following("casa") as told:
-        assert next(told)["head"]["state"] == "stopped"
-        hold_lock(run)
-        news = next(told)
-        assert (news["head"]["state"], news["crew"][0]["here"]) == ("running", True)

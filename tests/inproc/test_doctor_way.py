@@ -1,5 +1,4 @@
-"""The way to a coordinator, as `cuadrilla doctor HOST:PORT` walks it: whole, and each broken step with its remedy; and
-what the coordinator's half never does."""
+"""The way to a coordinator, as `cuadrilla doctor HOST:PORT` walks it: whole, and each broken step with its remedy."""
 
 import http.server
 import json
@@ -110,6 +109,3 @@ def test_a_slow_line_is_warned_of(crew: Crew, rate: float, level: str, monkeypat
     monkeypatch.setattr(way, "_rate", lambda _measure: rate)
     found = walked(address_of(crew), joined(crew, "eva"))["speed"]
     assert (found.level, f"{rate / 1e6:.1f} MB/s back" in found.cause) == (level, True)
-
-
-# What the coordinator's half never does (who may call: test_link_callers.py)

@@ -24,12 +24,11 @@ from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, 
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.checkpoint import FILES, MANIFEST, find_newest, list_checkpoints, version_of
+from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
 from tests.commands import wait_for
 from tests.hostile import CEILING_SECONDS
 from tests.runs import RUN_FILE
 
-STEPS = 8
 NAMES = (*FILES, MANIFEST)
 
 
@@ -137,28 +136,6 @@ def crew(tmp_path: Path, trained: RunDir) -> Iterator[Jobs]:
         yield made
         for machine in made.machines:
             machine.close()
-
-
-def test_a_job_to_its_end(crew: Jobs, trained: RunDir) -> None:
-    ana = crew.joins("ana")
-    order = crew.gives("0000-0", ana)
-    assert [file.path for file in order.files] == ["code/task.py"]
-    assert order.begun == ()
-    ana.connection.fetch(order.files[0], to=crew.folder / "fetched.py")
-    ana.session.call(ana.rows("0000-0", to=STEPS))
-    for version in (2, 4, STEPS):
-        ana.send("0000-0", version)
-    ana.session.call(JobNews(job="0000-0", ended=COMPLETE))
-    left = crew.ends()
-    assert (left.complete, left.reason, left.place) == (True, "", "ana")
-    run = crew.run("0000-0")
-    newest = find_newest(run.checkpoints)
-    assert newest is not None
-    weights = (newest / "model.safetensors").read_bytes()
-    assert weights == (trained.checkpoints / "v00000008" / "model.safetensors").read_bytes()
-    assert [row["version"] for row in read_jsonl(run.metrics)] == list(range(1, STEPS + 1))
-    assert not list(run.path.glob(".incoming*"))
-    assert crew.executor.free == ["ana"]
 
 
 def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> None:

@@ -181,9 +181,8 @@ def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> 
     assert execute(tmp_path, RaggedRegression()).complete
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operating system refuses the fsync of steps 3 to 5: quota, a bad sector, a share that is gone."""
     sets = (*CREW, "checkpoint.every_steps=1", NO_BEST)
@@ -192,7 +191,7 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
 
     def refuse(descriptor: int) -> None:
         if failing.is_set():
-            raise OSError(code, os.strerror(code))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
     class Weather(Sink):
@@ -207,7 +206,7 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
     assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "whole")
     alarms = [row["message"] for row in read_jsonl(RunDir(tmp_path / "crew").events) if row["event"] == "alarm"]
     assert alarms
-    assert all(os.strerror(code) in message for message in alarms)
+    assert all(os.strerror(errno.ENOSPC) in message for message in alarms)
 
 
 @pytest.mark.parametrize(("fsync_seconds", "versions"), [(10.0, [0, 20]), (0.0, [*range(21)])])
