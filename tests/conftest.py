@@ -64,16 +64,12 @@ class Snapshot:
     sockets: frozenset[tuple[Any, ...]]
 
 
-def is_library(name: str, prefixes: tuple[str, ...]) -> bool:
-    return name.startswith(prefixes)
-
-
 def variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not is_library(name, LIBRARY_VARIABLES)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(LIBRARY_VARIABLES)}
 
 
 def threads() -> frozenset[threading.Thread]:
-    return frozenset(thread for thread in threading.enumerate() if not is_library(thread.name, LIBRARY_THREADS))
+    return frozenset(thread for thread in threading.enumerate() if not thread.name.startswith(LIBRARY_THREADS))
 
 
 def child_pids() -> set[int]:

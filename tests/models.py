@@ -30,12 +30,7 @@ tokens = 0
 
 def language_run(folder: Path) -> RunDir:
     """`folder/run`, trained on `folder/data`."""
-    prepare(
-        ["cuentos:80"],
-        out=folder / "data",
-        options=PrepareOptions(vocab=400, tokenizer=None, val_fraction=0.1, force=False),
-        progress=lambda *_: None,
-    )
+    prepare(["cuentos:80"], out=folder / "data", options=PrepareOptions(vocab=400, val_fraction=0.1))
     run = RunDir(folder / "run")
     run.path.mkdir()
     run.run_file.write_text(RUN_FILE)

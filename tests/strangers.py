@@ -66,13 +66,13 @@ def knock(port: int, *, times: int, seed: int, source: str) -> None:
 
 
 @contextlib.contextmanager
-def siege(port: int, *, times: int, clients: int = 4) -> Iterator[None]:
-    """That many clients at once, each from an address of its own; ended with the block."""
+def siege(port: int, *, times: int) -> Iterator[None]:
+    """Four clients at once, each from an address of its own; ended with the block."""
     threads = [
         threading.Thread(
             target=knock, args=(port,), kwargs={"times": times, "seed": n, "source": LOOPBACK[n]}, daemon=True
         )
-        for n in range(clients)
+        for n in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -83,11 +83,7 @@ def siege(port: int, *, times: int, clients: int = 4) -> Iterator[None]:
 
 def idle(port: int, *, number: int) -> list[socket.socket]:
     """Connections that are through TLS, and say nothing more."""
-    return list(_each(port, number=number))
-
-
-def _each(port: int, *, number: int) -> Iterator[socket.socket]:
-    tls = context()
+    tls, made = context(), list[socket.socket]()
     for _, source in zip(range(number), itertools.cycle(LOOPBACK), strict=False):
         connection = tls.wrap_socket(socket.socket())  # before it is connected: one that fails then has an owner
         connection.settimeout(5.0)
@@ -97,4 +93,5 @@ def _each(port: int, *, number: int) -> Iterator[socket.socket]:
         except OSError:
             connection.close()
         else:
-            yield connection
+            made.append(connection)
+    return made

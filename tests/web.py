@@ -27,9 +27,6 @@ class Handler(BaseHTTPRequestHandler):
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         answer(self)
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_POST(self) -> None:
         self.server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
         self.do_GET()
@@ -55,8 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Connection", "close")
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -25,7 +25,7 @@ from tests.decided import decided_model
 
 pytestmark = pytest.mark.inproc
 
-VOCABULARY, CONTEXT = 97, 48
+VOCABULARY, CONTEXT, CLIENTS = 97, 48, 64
 GREEDY = Sampling(temperature=0, max_tokens=20)
 WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), Sampling(temperature=1.2, top_p=0.7))
 
@@ -56,15 +56,14 @@ async def tokens_of(call: Call) -> list[int]:
     return [token async for token, _ in steps_of(call) if token is not None]
 
 
-@pytest.mark.parametrize("clients", [4, 64])
-def test_clients_that_come_and_go_at_random(model: InferenceModel, clients: int) -> None:
+def test_clients_that_come_and_go_at_random(model: InferenceModel) -> None:
     """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not; prompts longer than
     the context among them, and rows that slide."""
-    chance = random.Random(clients)
+    chance = random.Random(CLIENTS)
     shared = [chance.randrange(VOCABULARY) for _ in range(40)]
 
     async def client(service: Batcher, number: int) -> None:
-        mine = random.Random(1000 * clients + number)
+        mine = random.Random(1000 * CLIENTS + number)
         for turn in range(3):
             own = [mine.randrange(VOCABULARY) for _ in range(mine.choice((1, 12, CONTEXT + 9)))]
             prompt = (shared if mine.random() < 0.4 else []) + own
@@ -87,8 +86,8 @@ def test_clients_that_come_and_go_at_random(model: InferenceModel, clients: int)
                 assert [score.token for score in row.scores] == alone
 
     async def all_of_them() -> None:
-        async with batcher(model, slots=min(clients, 7)) as service:
-            await asyncio.gather(*(client(service, number) for number in range(clients)))
+        async with batcher(model, slots=7) as service:
+            await asyncio.gather(*(client(service, number) for number in range(CLIENTS)))
             await until_idle(service)
 
     asyncio.run(all_of_them())

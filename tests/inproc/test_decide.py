@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import cuadrilla
+from cuadrilla.config import AdamWSection, Config, MuonSection
 from cuadrilla.data.folder import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir
@@ -24,8 +25,6 @@ SETTINGS: Mapping[str, Any] = {
     "evaluate": {"sequences": 4},
     "sample": {"tokens": 0},
 }
-
-
 QUICK: Mapping[str, Any] = {"evaluate": {"sequences": 4}, "sample": {"tokens": 0}}
 
 
@@ -43,6 +42,12 @@ def decay_of(run: RunDir) -> float:
     decay = json.loads(run.config.read_text())["values"]["optim"]["weight_decay"]
     assert found.state["identity"]["config"]["optim"]["weight_decay"] == decay
     return float(decay)
+
+
+def decided(folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+    """Of a run with these settings, made with those."""
+    cuadrilla.new_run(folder, made)
+    return decide(read_run_file(folder, sets=as_sets(leaves(settings))).config, RunDir(folder))[0]
 
 
 def test_the_rules() -> None:
@@ -90,9 +95,9 @@ def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Pat
     ],
 )
 def test_what_is_set_holds(folder: Path, name: str, settings: Mapping[str, Any], decay: float) -> None:
-    run = cuadrilla.new_run(folder / name, SETTINGS)
-    run.train(settings, stop_at=2)
-    assert decay_of(RunDir(folder / name)) == decay
+    optim = decided(folder / name, SETTINGS, settings).optim
+    assert isinstance(optim, MuonSection | AdamWSection)
+    assert optim.weight_decay == decay
 
 
 def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:
@@ -139,10 +144,7 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
 def test_what_is_said_holds_and_the_rest_fits(
     folder: Path, name: str, settings: Mapping[str, Any], sizes: tuple[int, int, int]
 ) -> None:
-    made = {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK}
-    cuadrilla.new_run(folder / name, made)
-    read = read_run_file(folder / name, sets=as_sets(leaves(settings)))
-    config, _ = decide(read.config, RunDir(folder / name))
+    config = decided(folder / name, {"data": {"folder": "../data"}, "train": {"tokens": 4000}, **QUICK}, settings)
     assert (config.model.context, config.train.batch_sequences, config.train.unit_sequences) == sizes
 
 

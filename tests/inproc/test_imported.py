@@ -42,8 +42,7 @@ def published(tmp_path: Path) -> Path:
 
 
 def prepare_data(folder: Path, tokenizer: Path | None) -> None:
-    options = PrepareOptions(vocab=None if tokenizer else 300, tokenizer=tokenizer, val_fraction=0.1, force=False)
-    prepare(["cuentos:40"], out=folder, options=options, progress=lambda *_: None)
+    prepare(["cuentos:40"], out=folder, options=PrepareOptions(vocab=300, tokenizer=tokenizer, val_fraction=0.1))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import contextlib
 import random
 import socket
-import ssl
 import time
 from contextlib import closing, suppress
 
@@ -13,15 +12,9 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Contribution, Progress, Stop
 from cuadrilla.link.client import Connection
 from tests.hostile import HUNG_UP_SECONDS, MIB, PARAMETERS, SLACK_SECONDS, Crew, memory_stays
+from tests.strangers import context, hello
 
 # What is no client of ours: closed, or harmless
-
-
-def tls_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 def is_hung_up(connection: socket.socket, *, seconds: float) -> bool:
@@ -45,9 +38,6 @@ GREETINGS = {
     "HTTP/2 without TLS": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"),
     "SSH": b"SSH-2.0-OpenSSH_9.7\r\n",
     "random": RANDOM.randbytes(4096),
-    "zeros": bytes(4096),
-    "ones": b"\xff" * 4096,
-    "4 GiB": b"\xff\xff\xff\xff" + RANDOM.randbytes(1000),
     "a TLS record that is too long": bytes.fromhex("160301ffff") + RANDOM.randbytes(65535),
     "a hello that is too long": bytes.fromhex("1603014000" + "01ffffff") + RANDOM.randbytes(16380),
 }
@@ -68,18 +58,15 @@ def test_other_protocols_are_hung_up_on(crew: Crew) -> None:
 
 def test_a_connection_that_says_nothing_does_not_last(crew: Crew) -> None:
     """Nothing at all, a piece of a hello, TLS without a word of HTTP/2: all at once, and a worker is served."""
-    hello = ssl.MemoryBIO()
-    outgoing = tls_context().wrap_bio(ssl.MemoryBIO(), hello)
-    with contextlib.suppress(ssl.SSLWantReadError):
-        outgoing.do_handshake()
-    first = hello.read()
+    first, tls = hello(), context()
+    tls.set_alpn_protocols(["h2"])
     quiet: dict[str, socket.socket] = {}
     try:
         for name, said in {"nothing": b"", "one byte": first[:1], "half a hello": first[: len(first) // 2]}.items():
             quiet[name] = socket.create_connection(("127.0.0.1", crew.port))
             quiet[name].sendall(said)
         plain = socket.create_connection(("127.0.0.1", crew.port))
-        quiet["TLS and no HTTP/2"] = tls_context().wrap_socket(plain)
+        quiet["TLS and no HTTP/2"] = tls.wrap_socket(plain)
         assert crew.works()
         began = time.monotonic()
         lasting = [
@@ -102,8 +89,6 @@ def test_another_address_while_it_runs(crew: Crew, address: str) -> None:
     crew.server.serve(f"{address}:{port}")
     with closing(Connection(f"{address}:{port}", identity=crew.node("luis"))) as luis:
         assert luis.describe().config
-    with pytest.raises(LinkError, match="cannot listen on"):
-        crew.server.serve(crew.address)
     assert crew.works()
 
 

@@ -20,19 +20,15 @@ def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: s
     assert "hint" in done.stderr
 
 
-@pytest.mark.parametrize("key", ["", "\n\n", "short", "a line\nand another one", "ñ" * 20, "\x1b[31m" * 5])
-def test_keys_that_are_none(tmp_path: Path, key: str) -> None:
-    (tmp_path / "key").write_text(key)
+@pytest.mark.parametrize("key", [None, "short", "a line\nand another one", "ñ" * 20])
+def test_keys_that_are_none(tmp_path: Path, key: str | None) -> None:
+    """None: there is no such file."""
+    if key is not None:
+        (tmp_path / "key").write_text(key)
     done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key")
     assert done.returncode == 2
     assert "key" in done.stderr.partition("hint")[0]
-    assert not key.strip() or key not in done.stderr.partition("a key is")[2]
-
-
-@pytest.mark.parametrize("place", ["missing", "."])
-def test_key_files_that_are_none(tmp_path: Path, place: str) -> None:
-    done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / place)
-    assert done.returncode == 2
+    assert key is None or key not in done.stderr.partition("a key is")[2]
     assert "Traceback" not in done.stderr
 
 
