@@ -1,4 +1,4 @@
-"""Scripted faults for workers of this process: die, corrupt or be interrupted at a step and a phase."""
+"""Scripted faults for workers of this process: die at a step and a phase, or send a wrong number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,8 +34,7 @@ class Script:
     worker: str
     at: int | None
     phase: Phase
-    action: Callable[[], None] | Literal["die", "nan", "inf", "flip"] = "die"
-    repeat: bool = False
+    action: Literal["die", "nan", "inf", "flip"] = "die"
 
 
 class FaultyLink:
@@ -75,18 +74,16 @@ class FaultyLink:
 
     def _upload(self, tensors: Tensors) -> Tensors:
         action = self._reach("upload")
-        if action in ("nan", "inf", "flip"):
-            tensors = dict(tensors)
-            name = next(iter(tensors))
-            tensors[name] = tensors[name].clone()
-            if action == "flip":  # the highest bit of a float's exponent, or of a fixed-point number's value
-                integers = (
-                    tensors[name].view(-1).view(torch.int32 if tensors[name].element_size() == 4 else torch.int64)
-                )
-                integers[0] ^= 1 << (8 * integers.element_size() - 2)
-            else:
-                tensors[name].view(-1)[0] = float(action)
-        return tensors
+        if not action:
+            return tensors
+        name, tensor = next(iter(tensors.items()))
+        tensor = tensor.clone()
+        if action == "flip":  # the highest bit of a float's exponent, or of a fixed-point number's value
+            integers = tensor.view(-1).view(torch.int32 if tensor.element_size() == 4 else torch.int64)
+            integers[0] ^= 1 << (8 * integers.element_size() - 2)
+        else:
+            tensor.view(-1)[0] = float(action)
+        return {**tensors, name: tensor}
 
     def download(self, ref: TensorRef) -> Tensors:
         return self._link.download(ref)
@@ -94,17 +91,15 @@ class FaultyLink:
     def close(self) -> None:
         self._link.close()
 
-    def _reach(self, phase: Phase) -> object:
+    def _reach(self, phase: Phase) -> str:
+        """What happens to an upload now; "" for nothing."""
         for script in self._scripts:
-            now = script.phase == phase and script.at in (None, self._version)
-            if now and (script.repeat or script not in self._played):
+            if script.phase == phase and script.at in (None, self._version) and script not in self._played:
                 self._played.append(script)
                 if script.action == "die":
                     raise Died(f"scripted at {phase} of version {self._version}")
-                if callable(script.action):
-                    script.action()
                 return script.action
-        return None
+        return ""
 
 
 def play(*scripts: Script) -> tuple[Callable[[str, Link], Link], list[Script]]:

@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.errors import LinkError
-from cuadrilla.link.address import Address
-from cuadrilla.serve.listen import open_port
 from tests.inside import cuadrilla
-from tests.ports import free_port
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.50"])
@@ -41,10 +37,3 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "cannot listen" in done.stderr
     assert "--port" in done.stderr
-
-
-def test_a_port_that_another_service_is_about_to_use() -> None:
-    """While it loads its models, which takes longer than everything else."""
-    address = Address("127.0.0.1", free_port())
-    with open_port(address), pytest.raises(LinkError):
-        open_port(address).close()

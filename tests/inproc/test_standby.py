@@ -164,19 +164,6 @@ def test_what_is_promoted_has_the_keys(crew: Coordinator, tmp_path: Path) -> Non
         assert (home.crew / name).read_bytes() == (crew.folder / "crew" / name).read_bytes()
 
 
-def test_a_torn_record_is_completed_later(crew: Coordinator) -> None:
-    crew.commit(1)
-    crew.commit(2)
-    segment = crew.run.journal / "v00000000.log"
-    whole = segment.read_bytes()
-    segment.write_bytes(whole[:-1000])  # as it is while the coordinator writes
-    following = Following(crew)
-    following.until_checkpoint(0)
-    assert following.state[1] == 1
-    segment.write_bytes(whole)
-    following.until(lambda: following.state == ([0], 2))
-
-
 def test_a_damaged_checkpoint_does_not_replace_a_good_one(crew: Coordinator) -> None:
     crew.commit(1)
     Following(crew).until_checkpoint(0)
