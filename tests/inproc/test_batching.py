@@ -64,7 +64,7 @@ def test_clients_that_come_and_go_at_random(model: InferenceModel) -> None:
 
     async def client(service: Batcher, number: int) -> None:
         mine = random.Random(1000 * CLIENTS + number)
-        for turn in range(3):
+        for turn in range(2):
             own = [mine.randrange(VOCABULARY) for _ in range(mine.choice((1, 12, CONTEXT + 9)))]
             prompt = (shared if mine.random() < 0.4 else []) + own
             most = mine.randint(1, CONTEXT)
