@@ -174,15 +174,6 @@ class Abuser:
 
 
 @contextlib.contextmanager
-def abuser(crew: Crew, identity: Identity) -> Iterator[Abuser]:
-    made = Abuser(crew, identity)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@contextlib.contextmanager
 def memory_stays(limit_bytes: int) -> Iterator[None]:
     gc.collect()
     process = psutil.Process()

@@ -1,6 +1,5 @@
 """Who may call what, enrolling, using up what is shared, one identity on two connections."""
 
-import contextlib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import Identity
 from cuadrilla.link.invite import hash_secret, new_secret
 from tests.commands import wait_for
-from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, WHOLE, Abuser, Crew, Held, abuser, raw, upload
+from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, WHOLE, Abuser, Crew, Held, raw, upload
 
 # Who may call what
 
@@ -58,7 +57,7 @@ def test_who_may_call_what(crew: Crew, kind: str) -> None:
     """The secret of an open invite opens `Enroll` alone, and a node's token everything else."""
     secret = new_secret()
     crew.server.invites.adopt({hash_secret(secret): 5})
-    with abuser(crew, caller(kind, crew)) as client:
+    with closing(Abuser(crew, caller(kind, crew))) as client:
         message = Enroll(name="berta")
         assert client.status("Call", [message], secret=secret[:-1]) == REFUSED
         assert client.status("Call", [Describe()], secret=secret) == "INVALID_ARGUMENT"
@@ -123,26 +122,19 @@ def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, m
     """Calls without a message, ten on a connection; another node is answered after each of them."""
     identity = crew.node("mala") if kind == "node" else crew.stranger
     held, clients, calls = Held([]), [], []
-    answered = 0
     try:
         for number in range(NUM_STALLED):
             if number % 10 == 0:
                 clients.append(Abuser(crew, identity))
             calls.append(clients[-1].stream(method, held))
-            with contextlib.suppress(LinkError):
-                crew.ana.describe()
-                answered += 1
-                continue
-            break
-        if answered == NUM_STALLED:
-            assert crew.works()
+            assert crew.ana.describe().config
+        assert crew.works()
     finally:
         for call in calls:
             held.more.put(None)
             call.cancel()
         for client in clients:
             client.close()
-    assert answered == NUM_STALLED
 
 
 # One identity, two connections
@@ -151,7 +143,7 @@ def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, m
 def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
     identity = crew.node("mala")
     older = Held([raw(Hello(speed_hint=1.0)), raw(upload()), wire.DATA + WHOLE[:20]])
-    with abuser(crew, identity) as client:
+    with closing(Abuser(crew, identity)) as client:
         old = client.stream("Session", older)
         assert isinstance(crew.heard.next("mala"), Hello)
         assert older.waits.wait(CEILING_SECONDS)

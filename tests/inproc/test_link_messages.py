@@ -10,7 +10,7 @@ import torch
 
 from cuadrilla.link import wire
 from cuadrilla.link.base import Download, Hello, Lease, Stop
-from tests.hostile import BIG, CEILING_SECONDS, HUGE, MIB, WHOLE, Crew, abuser, memory_stays, upload, uploaded
+from tests.hostile import BIG, CEILING_SECONDS, HUGE, MIB, WHOLE, Abuser, Crew, memory_stays, upload, uploaded
 
 
 def said(kind: str, **fields: object) -> bytes:
@@ -42,7 +42,7 @@ ENDED_BY: dict[str, object] = {
 
 
 def test_nonsense_ends_the_session(crew: Crew) -> None:
-    with abuser(crew, crew.node("mala")) as client:
+    with closing(Abuser(crew, crew.node("mala"))) as client:
         for name, nonsense in ENDED_BY.items():
             answers = client.say(HELLO, nonsense, HELLO)
             assert [isinstance(answer, Stop) and answer.refused for answer in answers] == [True], name
@@ -82,7 +82,7 @@ HOSTILE_UPLOADS: dict[str, list[object]] = {
 
 
 def test_hostile_uploads_are_refused(crew: Crew) -> None:
-    with abuser(crew, crew.node("mala")) as client, memory_stays(64 * MIB):
+    with closing(Abuser(crew, crew.node("mala"))) as client, memory_stays(64 * MIB):
         for name, messages in HOSTILE_UPLOADS.items():
             client.say(HELLO, *messages)
             assert isinstance(crew.heard.next("mala"), Hello)
@@ -98,7 +98,7 @@ NOT_OFFERED = ("", "../crew/coordinator.json", "/etc/passwd", "file.bin", "ñ", 
 
 def test_downloads_from_beyond_the_end_and_of_what_is_not_offered(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     assert crew.works()  # makes version 1
-    with abuser(crew, crew.node("mala")) as client:
+    with closing(Abuser(crew, crew.node("mala"))) as client:
         for offset in (0, 499, 500, 501, 2**31, 2**63, HUGE):
             for wanted in ({"version": 1}, {"sha256": (b"f" * 32).hex()}):
                 got = client.status("Call", [said("Download", **wanted, offset=offset)])
