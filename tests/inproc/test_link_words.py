@@ -59,11 +59,11 @@ def test_what_a_worker_says_of_itself(crew: Crew) -> None:
 
 
 def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="cuadrilla")
     other = Connection(crew.address, identity=crew.ana.identity, device="cuda:1")
     session = other.session(parameters=crew.session._parameters)
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("ana/cuda:1"), Hello)
+    caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.nodes.remove("ana")
     for _ in range(2):
         crew.server.end_kicked()
