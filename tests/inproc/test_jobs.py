@@ -19,7 +19,6 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import Identity
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
@@ -53,7 +52,8 @@ class Machine:
 
     def __init__(self, crew: "Jobs", name: str, trained: RunDir) -> None:
         self.crew, self.name, self._trained = crew, name, trained
-        self.connection = Connection(crew.address, identity=crew.identity(name))
+        server = crew.executor.crew
+        self.connection = Connection(server.address, identity=server.admit(name))
         self.session = self.connection.session(parameters=())
         self.session.call(Hello(speed_hint=1.0))
         crew.until(lambda: name in crew.executor.places)
@@ -86,13 +86,10 @@ class Machine:
 class Jobs:
     """A coordinator that gives jobs away, and the machines of a test."""
 
-    def __init__(self, folder: Path, executor: CrewExecutor, *, address: str, trained: RunDir) -> None:
-        self.folder, self.executor, self.address, self._trained = folder, executor, address, trained
+    def __init__(self, folder: Path, executor: CrewExecutor, *, trained: RunDir) -> None:
+        self.folder, self.executor, self._trained = folder, executor, trained
         self.left: list[Ended] = []
         self.machines: list[Machine] = []
-
-    def identity(self, name: str) -> Identity:
-        return self.executor.crew.admit(name)
 
     def joins(self, name: str) -> Machine:
         self.machines.append(Machine(self, name, self._trained))
@@ -132,7 +129,7 @@ class Jobs:
 def crew(tmp_path: Path, trained: RunDir) -> Iterator[Jobs]:
     home = Home(tmp_path / "home")
     with contextlib.closing(CrewExecutor(home, listen=Address("127.0.0.1", 0), folder=tmp_path)) as executor:
-        made = Jobs(tmp_path, executor, address=executor.crew.address, trained=trained)
+        made = Jobs(tmp_path, executor, trained=trained)
         yield made
         for machine in made.machines:
             machine.close()
