@@ -19,7 +19,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.client import Connection
-from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
+from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
@@ -57,11 +57,6 @@ class Machine:
         self.session = self.connection.session(parameters=())
         self.session.call(Hello(speed_hint=1.0))
         crew.until(lambda: name in crew.executor.places)
-
-    def order(self) -> Assignment | Recall:
-        order = self.session.next_event(seconds=CEILING_SECONDS)
-        assert isinstance(order, Assignment | Recall)
-        return order
 
     def send(self, job: str, version: int, *, change: Callable[[Path], None] | None = None) -> None:
         """A checkpoint, and that all of it has been sent."""
@@ -109,7 +104,7 @@ class Jobs:
         if not run.run_file.exists():
             write_run(run)
         self.executor.start(job, run, place=machine.name)
-        order = machine.order()
+        order = machine.session.next_event(seconds=CEILING_SECONDS)
         assert isinstance(order, Assignment)
         assert order.job == job
         return order
