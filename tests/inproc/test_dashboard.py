@@ -1,7 +1,6 @@
 """The dashboard's answers: to whom, of which runs, and what of a run that grows, is hostile or has ended."""
 
 import itertools
-import json
 import re
 import signal
 import subprocess
@@ -161,13 +160,10 @@ def test_a_stream_tells_all_then_only_what_is_new(dashboard: ShownDashboard, cre
             ("ana", "one\ntwo", 0),
             ("ana", "", 7),
         ]
-
-
-def test_a_file_that_begins_anew_is_told_anew(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
-    with dashboard.following("casa") as told:
-        next(told)
-        crew.run.metrics.write_text(json.dumps(crew.row(3)) + "\n")
-        again = next(told)
+        other = run.path / "new"
+        add_rows(other, [crew.row(3)])
+        other.replace(run.metrics)
+        again = next(told)  # the file begins anew
         assert (again["anew"], again["figures"]["x"], again["head"]["version"]) == (True, [3], 3)
 
 
