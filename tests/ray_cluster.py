@@ -66,7 +66,7 @@ class RayNode:
             self.process.wait(timeout=patience_seconds)
         self.process.kill()  # a node waits for a head that has gone
         self.process.wait()
-        for process in psutil.wait_procs(family, timeout=30)[1]:
+        for process in psutil.wait_procs(family, timeout=2)[1]:  # some wait for half a minute
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._scratch.cleanup()

@@ -37,6 +37,12 @@ def port() -> int:
     return free_port()
 
 
+@pytest.fixture
+def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of this process measure the machine in tenths of seconds, less well."""
+    monkeypatch.setattr("cuadrilla.train.measure.LEASE_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
     """Two processors, and two cards that Ray was only told of. It ends with its module: other tests count children."""

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,16 +30,6 @@ def run(tmp_path: Path) -> RunDir:
     return make_run(tmp_path / "cuadrilla ñ")
 
 
-@pytest.fixture
-def crew(run: RunDir) -> Iterator["subprocess.Popen[str]"]:
-    """Three unequal worker processes that train `run` in strict mode."""
-    process = start(run, *STRICT, *PRACTICE)
-    yield process
-    if process.poll() is None:
-        process.kill()
-        process.communicate()
-
-
 def goes_on_alone(run: RunDir) -> bool:
     """The same command without the crew resumes, and ends up where one worker would have been."""
     steps = last_rows(run.metrics)[-1]["version"] + 5
@@ -52,6 +40,7 @@ def goes_on_alone(run: RunDir) -> bool:
 
 @pytest.mark.thorough
 def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(run: RunDir) -> None:
+    """A crew of another number goes on, until all its workers are killed: the run ends, and can go on."""
     crew = start(run, *STRICT, *PRACTICE)
     wait_for(reached(run, 20), crew)
     everybody = psutil.Process(crew.pid).children(recursive=True)
@@ -60,20 +49,13 @@ def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(run: RunDir
     announced = newest_version(run)
     gone, alive = psutil.wait_procs(everybody, timeout=30)
     assert len(gone) == 4, alive  # the coordinator and three workers
-    other = ("--practice", "1.0,1.0", "--stop-at", str(announced + 20))  # another number of workers
-    done = train(run, *STRICT, *other)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
-    assert is_what_one_worker_gives(run, *STRICT)
-
-
-@pytest.mark.thorough
-def test_without_workers_the_run_ends_and_can_go_on(crew: "subprocess.Popen[str]", run: RunDir) -> None:
-    wait_for(reached(run, 10), crew)
+    crew = start(run, *STRICT, "--practice", "1.0,1.0")
+    wait_for(reached(run, announced + 20), crew)
     for child in coordinator(crew).children():
         child.kill()
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 3, said
+    assert int(said.split("resumed    at step ")[1].split()[0]) >= announced
     assert "all worker processes were killed" in said
     assert [row["reason"] for row in events(run, "failed")] == ["all worker processes were killed"]
     assert goes_on_alone(run)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.thorough
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAME = "t10k-labels-idx1-ubyte.gz"
+CREW = ("--practice", "1.0,0.5")
 NEEDS_SKLEARN = "scikit-learn is not installed: mnist_cnn.py:digits takes its images from there"
 
 
@@ -39,16 +40,14 @@ def copy_examples(folder):
     return folder
 
 
-def train(run_file, *sets, practice="1.0,0.5"):
-    """By a practice crew. Evaluated at the end only."""
-    arguments = ["--practice", practice] + [
-        part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)
-    ]
-    return cuadrilla("--json", "train", str(run_file), *arguments)
+def train(run_file, *sets, crew=()):
+    """Evaluated at the end only."""
+    arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
+    return cuadrilla("--json", "train", str(run_file), *crew, *arguments)
 
 
-def trained(run_file, *sets):
-    done = train(run_file, *sets)
+def trained(run_file, *sets, crew=()):
+    done = train(run_file, *sets, crew=crew)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -80,7 +79,7 @@ def write_made_up_mnist(folder, *, held_out=200):
 
 def test_the_mlp_learns(tmp_path):
     """A model that always says 0 has a loss of 0.52, the best linear one 0.068."""
-    last = trained(copy_examples(tmp_path / "mlp") / "mlp.toml", "train.epochs=2.0")
+    last = trained(copy_examples(tmp_path / "mlp") / "mlp.toml", "train.epochs=2.0", crew=CREW)
     assert last["complete"]
     assert last["val_loss"] < 0.05
 
@@ -97,13 +96,13 @@ def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
     for folder in (digits, parity):
         write_made_up_mnist(folder / "mnist", held_out=8200)
     short = ("train.epochs=0.0", "evaluate.sequences=100")
-    trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short)
+    trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short, crew=CREW)
     missing = train(parity / "finetune.toml")
     assert missing.returncode == 4, missing.stderr
     assert "pretrained.safetensors does not exist" in missing.stderr
     before = load_newest(RunDir(digits).checkpoints)
     shutil.copy(before.path / "model.safetensors", parity / "mnist" / "pretrained.safetensors")
-    last = trained(parity / "finetune.toml", "train.steps=20", *short)
+    last = trained(parity / "finetune.toml", "train.steps=20", *short, crew=CREW)
     assert last["val_accuracy"] > 0.6  # 0.5 without learning
     after = load_newest(RunDir(parity).checkpoints)
     changed = {name for name, tensor in after.model.items() if not torch.equal(tensor, before.model[name])}

@@ -30,6 +30,7 @@ def at_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("measured_soon")
 def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(
     at_terminal: Callable[..., Terminal], stories: Path, tmp_path: Path
 ) -> None:

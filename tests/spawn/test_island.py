@@ -8,6 +8,7 @@ import pytest
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import ENDLESS, events, reached, wait_for
 from tests.inside import cuadrilla
+from tests.ports import free_port
 from tests.ranks import by_hand, finished, start_rank, torchrun
 from tests.runs import final, final_sha256, relative_difference
 
@@ -84,9 +85,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Trained by two ranks, of 3 and 4 units."""
-    run = make_run(tmp_path_factory.mktemp("island") / "pair")
-    assert "island     2 ranks on one machine, gloo (not every rank has a CUDA device)" in train(run, 2)
+    """Trained by two ranks, of 3 and 4 units. The settings are those of rank 0, whose run it is."""
+    run, other = (make_run(tmp_path_factory.mktemp("island") / name) for name in ("pair", "other"))
+    port, longer = free_port(), ("--set", "train.steps=9")
+    ranks = [start_rank(0, 2, port, *TRAIN, str(run.path)), start_rank(1, 2, port, *TRAIN, str(other.path), *longer)]
+    said = finished(ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "island     2 ranks on one machine, gloo (not every rank has a CUDA device)" in said[0][1]
+    assert list(other.path.glob("*.json*")) == []  # a run directory is rank 0's to write
     return run
 
 
@@ -163,29 +169,13 @@ def test_whoever_is_told_to_stop_all_stop_and_go_on(port: int, pair: RunDir, tmp
     assert f"v{versions[-1]:08d}" in os.listdir(run.checkpoints)
 
 
-def refusals(port: int, folders: list[Path]) -> list[str]:
-    """What ranks say that cannot train together."""
-    ranks = [start_rank(rank, len(folders), port, *TRAIN, str(folder)) for rank, folder in enumerate(folders)]
-    said = [err for _, err in finished(ranks)]
-    assert all(rank.returncode > 1 for rank in ranks), said
-    assert "Traceback" not in "".join(said)
-    return said
-
-
-def test_the_settings_are_those_of_rank_0_whose_run_it_is(port: int, pair: RunDir, tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name) for name in ("first", "second")]
-    sets = ((), ("--set", "train.steps=9"))
-    ranks = [start_rank(rank, 2, port, *TRAIN, str(runs[rank].path), *sets[rank]) for rank in range(2)]
-    said = finished(ranks)
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert final_sha256(runs[0].path) == final_sha256(pair.path)
-    assert list(tmp_path.glob("second/*.json*")) == []  # a run directory is rank 0's to write
-
-
 def test_a_rank_that_cannot_take_part_is_named_by_the_others(port: int, tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name).path for name in ("first", "second")]
     (folders[1] / "task.py").unlink()
-    said = refusals(port, folders)
+    ranks = [start_rank(rank, 2, port, *TRAIN, str(folder)) for rank, folder in enumerate(folders)]
+    said = [err for _, err in finished(ranks)]
+    assert all(rank.returncode > 1 for rank in ranks), said
+    assert "Traceback" not in "".join(said)
     assert "rank 1 cannot take part" in said[0]
     assert "task.py" in said[0]
     assert "task.py" in said[1]

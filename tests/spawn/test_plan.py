@@ -11,6 +11,8 @@ from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_config
 from tests.commands import cuadrilla, make_run
 
+pytestmark = pytest.mark.usefixtures("measured_soon")
+
 CREW = """
 link = "100mbit"
 [[machine]]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
 SHORT_DEMO = ("--steps", "24")
 FEW = {"stories": 8, "pairs": 12}  # of an evaluation, instead of 200 and 500
-SHORTER = {"20m": "20s", "200": "8", "500": "12"}
+SHORTER = {"20m": "12s", "200": "8", "500": "12"}
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
 SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
 
@@ -141,6 +141,8 @@ def test_both_languages_show_the_same_commands() -> None:
     assert commands(PAGES) == commands(SPANISH)
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("measured_soon")
 def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = demo.judged
     monkeypatch.setattr(demo, "judged", lambda trained, **_: judged(trained, **FEW))

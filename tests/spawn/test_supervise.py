@@ -22,7 +22,7 @@ from tests.commands import (
     make_run,
     reached,
     start,
-    stop,
+    train,
     wait_for,
 )
 from tests.machines import Machine
@@ -54,8 +54,11 @@ def versions(run: RunDir) -> list[int]:
     return [row["version"] for row in last_rows(run.metrics)]
 
 
-def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str]", run: RunDir) -> None:
-    """The second time before any worker has joined the second coordinator."""
+def test_killed_while_training_and_while_coming_back_and_left_at_once(
+    crew: "subprocess.Popen[str]", run: RunDir
+) -> None:
+    """The second time before any worker has joined the second coordinator; the third one is frozen when two signals
+    come, and stays so."""
     wait_for(reached(run, 10), crew)
     coordinator(crew).kill()
     wait_for(lambda: num_restarts(run) == 1, crew)
@@ -66,15 +69,6 @@ def test_killed_while_training_and_while_coming_back(crew: "subprocess.Popen[str
     wait_for(lambda: num_restarts(run) == 2, crew)
     assert (events(run, "joined"), max(versions(run))) == (before, announced)
     wait_for(reached(run, announced + 5), crew)
-    said = stop(crew)
-    assert said.count("the coordinator was killed (SIGKILL); it restarts") == 2
-    assert int(said.split("resumed    at step ")[-1].split()[0]) >= announced
-    assert is_what_one_worker_gives(run, *STRICT)
-
-
-def test_two_signals_leave_at_once(crew: "subprocess.Popen[str]", run: RunDir) -> None:
-    """A coordinator that is frozen and stays so, too."""
-    wait_for(reached(run, 10), crew)
     everybody = psutil.Process(crew.pid).children(recursive=True)
     child = frozen(coordinator(crew))
     crew.send_signal(signal.SIGINT)
@@ -85,6 +79,11 @@ def test_two_signals_leave_at_once(crew: "subprocess.Popen[str]", run: RunDir) -
     assert "and saved" not in said
     assert json.loads(run.status.read_text())["state"] == "running"
     assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3
+    assert said.count("the coordinator was killed (SIGKILL); it restarts") == 2
+    assert int(said.split("resumed    at step ")[-1].split()[0]) >= announced
+    done = train(run, *STRICT, "--stop-at", str(max(versions(run)) + 5))
+    assert done.returncode == 0, done.stderr
+    assert is_what_one_worker_gives(run, *STRICT)
 
 
 @pytest.mark.thorough

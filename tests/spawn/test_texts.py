@@ -38,7 +38,7 @@ def typed(words: str, *, folder: Path) -> str:
 @pytest.mark.spawn
 @pytest.mark.thorough
 def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
-    shown = typed(f"train '{novel.name}' --time 20s", folder=tmp_path)
+    shown = typed(f"train '{novel.name}' --time 12s", folder=tmp_path)
     run = RunDir(tmp_path / "Mi-novela-gpt2")
     for said in ("tokens para entrenar", "gpt2-micro lee el texto", "listo      en", "bits/byte", "escribe:"):
         assert said in shown
@@ -51,7 +51,7 @@ def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -
     assert re.search(r"bits por byte +\d,\d{4} ± 0,\d{4}", typed(advised[0], folder=tmp_path))
     assert "\nLa casa" in typed(f"{advised[1]} 'La casa' --tokens 9", folder=tmp_path)
 
-    again = cuadrilla("train", novel.name, "--time", "20s", cwd=tmp_path)
+    again = cuadrilla("train", novel.name, "--time", "12s", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "nothing was left to train; more: --epochs" in again.stderr
     assert len(last_rows(run.metrics)) == len(rows)

@@ -43,8 +43,13 @@ def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
 
 
 def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) -> None:
+    """Before it, a second training in the same folder is refused."""
     process = start(run)
     wait_for(reached(run, 20), process)
+    process.send_signal(signal.SIGSTOP)  # fewer steps, which are repeated by one worker
+    second = train(run)
+    process.send_signal(signal.SIGCONT)
+    assert (second.returncode, f"in use by process {process.pid}" in second.stderr) == (2, True), second.stderr
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=150)
     assert process.returncode == 130
@@ -101,18 +106,6 @@ def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, num_kills
         announced = newest_version(run)
     done = goes_on(run, *sets)
     assert int(done.stderr.split("resumed    at step ")[1].split()[0]) >= announced
-
-
-def test_a_second_training_in_the_same_folder_is_refused(run: RunDir) -> None:
-    process = start(run)
-    wait_for(reached(run, 5), process)
-    process.send_signal(signal.SIGSTOP)  # it would end before the second one has begun
-    second = train(run)
-    process.kill()
-    process.communicate()
-    assert second.returncode == 2
-    assert f"in use by process {process.pid}" in second.stderr
-    assert train(run, "--stop-at", "60").returncode == 0  # the lock of a dead process is taken over
 
 
 def test_changed_values_between_stop_and_resume(run: RunDir) -> None:
