@@ -32,7 +32,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "recovery": "--faults 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "throughput": "--unit-ms 5 10 --units 8 --steps 1 --repeats 1 --rate 0",
-    "time_to_loss": "DATA --steps 4 --seeds 1 --cores 0.8 0.4 --batch 6 --length 16 --layers 1 --width 32 "
+    "time_to_loss": "DATA --steps 4 --seeds 1 --cores 1.6 0.8 --batch 6 --length 16 --layers 1 --width 32 "
     "--link 100mbit --pace 1 --only alone,~whole~batch exact,~no~limit windows~of~2 ddp",
     "train": "--size micro --steps 3 --threads 1",
 }
@@ -93,6 +93,8 @@ def test_it_measures(
         pytest.skip("Chromium is not installed: apt install chromium")
     if name == "scale":
         monkeypatch.setattr("bench.scale.WARM_UP", 2)
+    if name == "goodput":
+        monkeypatch.setattr("bench.goodput.CORES", 1.0)
     if name in ("lanes", "time_to_loss"):
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "DATA": str(tmp_path / "data")}

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cuadrilla.monitor.run import state_of
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
     COMMAND,
@@ -30,6 +31,7 @@ from tests.terminal import OWN_TERMINAL
 
 STRICT = ("--set", "sync.strict=true")
 CREW = (*STRICT, "--practice", "0.5,0.25")
+WRITES = "import sys; open(sys.argv[1], 'a', encoding='utf-8').write(sys.stdin.read() + '\\n')"
 
 
 @pytest.fixture
@@ -97,6 +99,26 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
     said = crew.communicate(timeout=150)[1]
     assert crew.returncode == 128 + signal.SIGKILL, said
     assert num_restarts(run) == 0
+
+
+@pytest.mark.thorough
+def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
+    """By its parent, by the settings that the run was begun with."""
+    told = run.path / "told"
+    alarm = ("--set", f"alarm.command={json.dumps([sys.executable, '-c', WRITES, str(told)])}")
+    assert train(run, *alarm, "--stop-at", "1").returncode == 0
+    told.unlink(missing_ok=True)
+    (run.path / "task.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})")
+    crew = start(run, "--practice", "0.5,0.25", *alarm)
+    said = crew.communicate(timeout=150)[1]
+    assert crew.returncode == 3, said
+    assert num_restarts(run) == 2
+    assert "the coordinator died 3 times without a step in between (the last time by SIGSEGV)" in said
+    assert "hint:" in said
+    assert "Traceback" not in said
+    (row,) = map(json.loads, told.read_text().splitlines())
+    assert (row["event"], state_of(run)) == ("failed", "failed")
+    assert "died 3 times without a step in between" in row["text"]
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""A run with a task of its own: its data travel to the machines that join."""
+"""A run with a task of its own: its data travel to the machine that trains it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
-from tests.commands import ENDLESS, RUN, TASK, is_what_one_worker_gives, reached, wait_for
-from tests.machines import Machine, down, ended, invite, present, up
+from tests.commands import RUN, TASK, is_what_one_worker_gives, wait_for
+from tests.machines import Machine, invite
 
 DIGITS = """
 class Images(Data):
@@ -24,8 +24,8 @@ class Digits(Sine):
 """
 
 
-def digits_run(folder: Path, *, steps: int = ENDLESS) -> RunDir:
-    """With four small files in `data/`."""
+def digits_run(folder: Path) -> RunDir:
+    """Of ten steps, with four small files in `data/`."""
     folder.mkdir()
     random = np.random.default_rng(0)
     for split, number in (("train", 512), ("val", 64)):
@@ -33,33 +33,16 @@ def digits_run(folder: Path, *, steps: int = ENDLESS) -> RunDir:
         np.save(folder / "data" / split / "images.npy", random.standard_normal((number, 8)).astype(np.float32))
         np.save(folder / "data" / split / "digits.npy", random.integers(0, 10, (number, 1)).astype(np.float32))
     (folder / "task.py").write_text(TASK + DIGITS)
-    named = RUN.format(steps=steps).replace("task.py:task", 'task.py:Digits"\ndata = "data/')
+    named = RUN.format(steps=10).replace("task.py:task", 'task.py:Digits"\ndata = "data/')
     (folder / "run.toml").write_text(f"{named}[sync]\nstrict = true\n")
     return RunDir(folder)
-
-
-def test_a_machine_gets_the_data_of_a_task_from_the_coordinator(
-    machine: Callable[[str], Machine], tmp_path: Path, port: int
-) -> None:
-    run = digits_run(tmp_path / "run")
-    coordinator, ana = machine("coordinator"), machine("ana")
-    Home(ana.home).trust(code_hash([run.path / "task.py"]))
-    crew = up(coordinator, run, port)
-    worker = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=invite(coordinator))
-    wait_for(lambda: present(run) == {"ana/cpu", "ana/cpu.2"}, crew)
-    wait_for(reached(run, 5), crew)
-    down(coordinator, crew)
-    said = ended(worker)
-    assert is_what_one_worker_gives(run)
-    assert "fetching a file" in said  # the code
-    assert "fetching 4 files" in said
 
 
 @pytest.mark.thorough
 def test_a_queued_run_takes_its_data_to_the_machine_that_trains_it(
     machine: Callable[[str], Machine], tmp_path: Path
 ) -> None:
-    run, coordinator, ana = digits_run(tmp_path / "run", steps=10), machine("coordinator"), machine("ana")
+    run, coordinator, ana = digits_run(tmp_path / "run"), machine("coordinator"), machine("ana")
     assert coordinator.run("queue", "add", str(run.path)).returncode == 0
     process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", "--until-empty")
     wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
