@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cuadrilla.messages import VARIABLES
-from tests.chromium import Browser, Tab
+from tests.chromium import CHROMIUM, Browser, Tab
 from tests.dashboards import TOKEN
 from tests.spawn.conftest import ana as ana
 from tests.spawn.conftest import coordinator as coordinator
@@ -21,6 +21,8 @@ def languages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt install chromium")
     with Browser(tmp_path_factory.mktemp("chromium")) as made:
         yield made
 

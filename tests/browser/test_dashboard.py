@@ -12,15 +12,10 @@ import pytest
 
 from cuadrilla.monitor.web.page import save_page
 from cuadrilla.rundir import RunDir, append_event, write_json
-from tests.chromium import CHROMIUM, Browser, Tab
+from tests.chromium import Browser, Tab
 from tests.commands import coordinator, joined, make_run, reached, start, stop, wait_for
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.watched import WrittenCrew, add_rows, hold_lock, rows_of
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
-]
 
 TOLD = "document.body?.dataset.told === 'yes'"
 LEFT = """[...document.querySelectorAll('.events tbody tr')]

@@ -36,14 +36,9 @@ from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
-from tests.chromium import CHROMIUM, CONTROL, Browser, Tab
+from tests.chromium import CONTROL, Browser, Tab
 from tests.commands import wait_for
 from tests.serving import predictor
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
-]
 
 CPU = torch.device("cpu")
 TEXT = "Había una vez un niño que vivía cerca del mar y tenía un barco de vela muy pequeño. "

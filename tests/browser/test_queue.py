@@ -12,17 +12,12 @@ import pytest
 
 from cuadrilla.home import Home
 from tests.browser.test_dashboard import HOSTILE, TOLD, go, texts
-from tests.chromium import CHROMIUM, Tab
+from tests.chromium import Tab
 from tests.commands import wait_for
 from tests.dashboards import ShownDashboard, shown
 from tests.machines import Machine, invite, language_run
 from tests.searches import WrittenSearch
 from tests.watched import WrittenCrew
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
-]
 
 NAME = HOSTILE.replace("/", "_")
 STEP = "data.jobs[0].step"

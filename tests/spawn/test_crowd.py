@@ -12,7 +12,6 @@ from tests.commands import coordinator, make_run, newest_version, reached, start
 WORKERS, ROUNDS = 100, 20
 
 
-@pytest.mark.spawn
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(

@@ -18,8 +18,6 @@ from tests.commands import COMMAND
 from tests.inside import cuadrilla
 from tests.watched import WrittenCrew
 
-pytestmark = pytest.mark.spawn
-
 TOKEN = "correct-horse-battery-staple"
 
 

@@ -14,7 +14,7 @@ from tests.spawn.test_prepare import contents
 from tests.spawn.test_prepare_shared import processes_of_jobs
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
-pytestmark = [pytest.mark.spawn, pytest.mark.thorough]
+pytestmark = pytest.mark.thorough
 
 HELD_SECONDS = 5
 TIMEOUT_SECONDS = 120

@@ -22,7 +22,6 @@ from tests.ports import free_port, listens
 from tests.serving import Service, serving
 
 pytestmark = [
-    pytest.mark.spawn,
     pytest.mark.timeout(200),
     pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed: apt install nginx-light"),
 ]

@@ -15,8 +15,6 @@ from tests.books import write_books
 from tests.commands import COMMAND
 from tests.inside import cuadrilla
 
-pytestmark = pytest.mark.spawn
-
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory):

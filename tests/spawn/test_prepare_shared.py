@@ -18,8 +18,6 @@ from tests.books import write_books
 from tests.commands import wait_for
 from tests.spawn.test_prepare import contents, fail, run, start, texts_of
 
-pytestmark = pytest.mark.spawn
-
 TIMEOUT_SECONDS = 60
 
 

@@ -29,10 +29,7 @@ from tests.machines import Machine, down, ended, invite, present, up
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
-pytestmark = [
-    pytest.mark.spawn,
-    pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"'),
-]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
 
 STRICT = ("--set", "sync.strict=true")
 RAY = ("--set", 'engine.kind="ray"')

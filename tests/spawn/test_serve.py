@@ -23,8 +23,6 @@ from tests.models import language_run
 from tests.serving import Service, serving
 from tests.spawn.test_examples import copy_examples
 
-pytestmark = pytest.mark.spawn
-
 KEY = "correct-horse-battery-staple"
 
 

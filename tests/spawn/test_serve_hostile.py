@@ -24,8 +24,6 @@ from cuadrilla.model.hf import save_hf
 from tests.commands import wait_for
 from tests.serving import Service, serving
 
-pytestmark = pytest.mark.spawn
-
 KEY = "correct-horse-battery-staple"
 COMPLETIONS = "/v1/completions"
 CONTEXT = 8192

@@ -35,7 +35,6 @@ def typed(words: str, *, folder: Path) -> str:
     return terminal.text()
 
 
-@pytest.mark.spawn
 @pytest.mark.thorough
 def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
     shown = typed(f"train '{novel.name}' --time 12s", folder=tmp_path)
