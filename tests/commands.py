@@ -43,6 +43,17 @@ class Sine:
 def task(): return Sine()
 """
 
+UNHURRIED = """
+import os, time
+
+class Data(Data):
+    def __getitem__(self, i):
+        if os.getpid() != {pid}: time.sleep(0.001)
+        return super().__getitem__(i)
+"""
+"""Behind `TASK`: processes other than this one rest at each example. Where a run only has to go on while something else
+happens, the processor is for that, and there are fewer steps to compare with one worker's."""
+
 RUN = """
 schema = 1
 [task]
@@ -69,9 +80,9 @@ ENDLESS = 100_000
 TAIL_BYTES = 16_384
 
 
-def make_run(folder: Path, *, steps: int = ENDLESS) -> RunDir:
+def make_run(folder: Path, *, steps: int = ENDLESS, unhurried: bool = False) -> RunDir:
     folder.mkdir()
-    (folder / "task.py").write_text(TASK)
+    (folder / "task.py").write_text(TASK + unhurried * UNHURRIED.format(pid=os.getpid()))
     (folder / "run.toml").write_text(RUN.format(steps=steps))
     return RunDir(folder)
 

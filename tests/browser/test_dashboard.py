@@ -119,7 +119,7 @@ def test_two_runs_are_compared(tab: Tab, dashboard: ShownDashboard) -> None:
 
 def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
     """The page follows by itself: steps, then who was killed, and who is left has all of the work."""
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", unhurried=True)
     with start(run, "--practice", "1.0,0.5") as crew, shown(run.path) as dashboard:
         try:
             wait_for(joined(run, 2), crew)
@@ -144,7 +144,7 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
 
 def test_it_is_stopped_and_noted_of(tab: Tab, tmp_path: Path) -> None:
     """A real training, asked first."""
-    run = make_run(tmp_path / "run", steps=10**6)
+    run = make_run(tmp_path / "run", steps=10**6, unhurried=True)
     with start(run) as process, shown(run.path) as dashboard:
         try:
             wait_for(reached(run, 5), process)

@@ -15,7 +15,7 @@ from tests.machines import Machine, down, invite, present, up
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path / "run")
+    return make_run(tmp_path / "run", unhurried=True)
 
 
 def family(*processes: "subprocess.Popen[str]") -> list[psutil.Process]:

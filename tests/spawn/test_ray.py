@@ -43,7 +43,7 @@ print(json.dumps(ray.available_resources()))
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path / "run")
+    return make_run(tmp_path / "run", unhurried=True)
 
 
 def in_cluster(run: RunDir, head: RayNode, *more: str) -> "subprocess.Popen[str]":

@@ -38,7 +38,7 @@ def listening_port(process: psutil.Process) -> int:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("times", [IN_CI, pytest.param(LONG, marks=pytest.mark.soak)])
 def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path, times: int) -> None:
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", unhurried=True)
     crew = start(run, *STRICT, "--practice", "0.5,0.25")
     wait_for(joined(run, 2), crew)
     process = coordinator(crew)
