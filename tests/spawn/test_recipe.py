@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from cuadrilla.data.folder import read_manifest
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import wait_for
 from tests.ranks import finished, start_rank
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt2_spanish"
-SMALL = ("--preset", "micro", "--epochs", "0.02", "--batch-size", "6", "--seq-len", "32")
+SMALL = ("--preset", "micro", "--batch-size", "6", "--seq-len", "32")
+STEP_TOKENS = 6 * 32
 
 
 @pytest.fixture
@@ -42,16 +44,27 @@ def typed(workspace: Path, line: str, *arguments: str, **environ: object) -> "su
     )  # fmt: skip
 
 
-def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
-    alone = typed(workspace, "python train_gpt2_spanish.py", *SMALL)
-    assert alone.returncode == 0, alone.stderr
-    assert "the run is complete at step" in alone.stderr
+def test_what_a_process_has_saved_that_is_told_to_end_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
+    """As a container is told to."""
+    command = [sys.executable, "train_gpt2_spanish.py", *SMALL, "--epochs", "100"]
+    process = subprocess.Popen(command, cwd=workspace, env=with_python(), text=True, stderr=subprocess.PIPE)
     run = RunDir(workspace / "checkpoints")
+    try:
+        wait_for(lambda: run.metrics.exists() and len(last_rows(run.metrics)) > 1, process)
+        process.terminate()
+        said = process.communicate(timeout=100)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in said
     steps = len(last_rows(run.metrics))
-    longer = typed(workspace, "./ddp_launch.sh", *SMALL, "--epochs", "0.03", MASTER_PORT=port, GPUS_PER_NODE=2)
+    assert f"v{steps:08d}" in os.listdir(run.checkpoints)
+    epochs = (steps + 3) * STEP_TOKENS / read_manifest(workspace / "Data").splits["train"].num_tokens
+    longer = typed(workspace, "./ddp_launch.sh", *SMALL, "--epochs", str(epochs), MASTER_PORT=port, GPUS_PER_NODE=2)
     assert longer.returncode == 0, longer.stderr
     assert f"resumed    at step {steps}" in longer.stderr
     assert "2 ranks on one machine, gloo" in longer.stderr
+    assert "the run is complete at step" in longer.stderr
     versions = [row["version"] for row in last_rows(run.metrics)]
     assert versions == list(range(1, versions[-1] + 1))
     assert versions[-1] > steps
@@ -77,21 +90,6 @@ def test_an_empty_folder_is_filled_with_the_built_in_stories(workspace: Path) ->
         workspace, "python train_gpt2_spanish.py", RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1
     )
     assert (said.returncode, (workspace / "Data").exists()) == (4, False), said.stderr
-
-
-def test_a_container_that_is_told_to_end_has_saved(workspace: Path) -> None:
-    command = [sys.executable, "train_gpt2_spanish.py", *SMALL, "--epochs", "100"]
-    process = subprocess.Popen(command, cwd=workspace, env=with_python(), text=True, stderr=subprocess.PIPE)
-    run = RunDir(workspace / "checkpoints")
-    try:
-        wait_for(lambda: run.metrics.exists() and len(last_rows(run.metrics)) > 1, process)
-        process.terminate()
-        said = process.communicate(timeout=100)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 0
-    assert "Traceback" not in said
-    assert f"v{last_rows(run.metrics)[-1]['version']:08d}" in os.listdir(run.checkpoints)
 
 
 def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:

@@ -195,18 +195,16 @@ def test_what_a_run_leaves(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "broken", "message", "practice"),
+    ("line", "broken", "message"),
     [
-        ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'", ("--practice", "1.0,1.0")),
-        (".square().sum(), len", ".square().mean(), 1.0 * len", ", 64.0)", ()),
-        ("Data(split", "Dato(split", "in data: NameError", ()),
+        ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'"),
+        (".square().sum(), len", ".square().mean(), 1.0 * len", ", 64.0)"),
+        ("Data(split", "Dato(split", "in data: NameError"),
     ],
 )
-def test_an_error_in_the_users_own_code_says_where(
-    run: RunDir, line: str, broken: str, message: str, practice: tuple[str, ...]
-) -> None:
+def test_an_error_in_the_users_own_code_says_where(run: RunDir, line: str, broken: str, message: str) -> None:
     (run.path / "task.py").write_text(TASK.replace(line, broken))
-    done = train(run, *practice)
+    done = train(run)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
