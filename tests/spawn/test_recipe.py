@@ -44,8 +44,8 @@ def typed(workspace: Path, line: str, *arguments: str, **environ: object) -> "su
     )  # fmt: skip
 
 
-def test_what_a_process_has_saved_that_is_told_to_end_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
-    """As a container is told to."""
+def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
+    """It is told to end before, as a container is, and has saved."""
     command = [sys.executable, "train_gpt2_spanish.py", *SMALL, "--epochs", "100"]
     process = subprocess.Popen(command, cwd=workspace, env=with_python(), text=True, stderr=subprocess.PIPE)
     run = RunDir(workspace / "checkpoints")
