@@ -3,11 +3,13 @@
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,13 @@ def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[
     command = [*COMMAND, "train", str(run.run_file), *arguments]
     settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def begin(*arguments: object, **options: object) -> "subprocess.Popen[str]":
+    """Any command in a process that hears Ctrl-C, which a suite in the background ignores."""
+    settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], preexec_fn=heard, **settings)
 
 
 def wait_for(

@@ -10,6 +10,7 @@ import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
+    begin,
     coordinator,
     events,
     is_what_one_worker_gives,
@@ -63,10 +64,7 @@ def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(run: RunDir
 
 @pytest.mark.thorough
 def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None:
-    crew = start(
-        run, *STRICT, *PRACTICE, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    crew = begin("train", run.path, *STRICT, *PRACTICE, start_new_session=True)
     wait_for(reached(run, 10), crew)
     workers = coordinator(crew).children()
     os.killpg(crew.pid, signal.SIGINT)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem
-from tests.commands import COMMAND
+from tests.commands import begin
 from tests.ports import free_port
 from tests.spawn.test_prepare import contents
 from tests.spawn.test_prepare_shared import processes_of_jobs
@@ -56,13 +56,7 @@ def cluster(tmp_path_factory):
 
 
 def start(address, *, sources, out, wait=True):
-    child = subprocess.Popen(
-        [*COMMAND, *map(str, ("data", "prepare", sources, "--out", out, "--vocab", 300, "--dask", address))],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    child = begin("data", "prepare", sources, "--out", out, "--vocab", 300, "--dask", address)
     if wait:
         assert "cleaning\n" in iter(child.stderr.readline, "")
     return child

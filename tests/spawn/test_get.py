@@ -15,7 +15,7 @@ import trustme
 from cuadrilla.cli import output
 from cuadrilla.cli.data import get_command
 from cuadrilla.errors import CuadrillaError
-from tests.commands import COMMAND, wait_for
+from tests.commands import begin, wait_for
 from tests.inproc.test_get_folder import archive
 from tests.inside import cuadrilla
 from tests.web import CEILING_SECONDS, fixed, moved, serving, silent, whole
@@ -34,18 +34,10 @@ def get(*arguments: str, cwd: Path, env: Mapping[str, str] = CLEAN) -> "subproce
     return cuadrilla("data", "get", *arguments, cwd=cwd, env=env)
 
 
-def start(url: str, *, cwd: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, "data", "get", url], cwd=cwd, env=CLEAN, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
     url = server.on("/quijote.txt", silent(TEXT, after=100_000), whole(TEXT))
-    child = start(url, cwd=tmp_path)
+    child = begin("data", "get", url, cwd=tmp_path, env=CLEAN)
     wait_for(lambda: any(part.stat().st_size == 100_000 for part in (tmp_path / "corpus").glob(".*.part")), child)
     if end == signal.SIGINT:
         second = get(url, cwd=tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from cuadrilla.data.folder import TOKENIZER, open_tokens, read_manifest, verify_folder
 from cuadrilla.data.tokenizer import Tokenizer
 from tests.books import write_books
-from tests.commands import COMMAND
+from tests.commands import COMMAND, begin
 from tests.inside import cuadrilla
 
 
@@ -46,13 +46,7 @@ def contents(folder):
 
 def start(*sources, out, stage):
     """The command in a child process that has just announced `stage`."""
-    child = subprocess.Popen(
-        [*COMMAND, "data", "prepare", *map(str, sources), "--out", str(out), "--vocab", "300"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-    )
+    child = begin("data", "prepare", *sources, "--out", out, "--vocab", 300)
     for line in child.stderr:
         if line.strip() == stage:
             return child

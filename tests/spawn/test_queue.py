@@ -76,6 +76,7 @@ def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(400)
 def test_a_killed_coordinator_and_a_machine_that_comes_back(
     coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
 ) -> None:

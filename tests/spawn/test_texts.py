@@ -36,6 +36,7 @@ def typed(words: str, *, folder: Path) -> str:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(400)
 def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
     shown = typed(f"train '{novel.name}' --time 12s", folder=tmp_path)
     run = RunDir(tmp_path / "Mi-novela-gpt2")
