@@ -18,16 +18,6 @@ FULL = ("doctor", "--json", "--timeout", "200")
 Findings = list[dict[str, Any]]
 
 
-def programs(folder: Path, **texts: str) -> dict[str, str]:
-    """An environment in which these programs come first: name with `_` for a dot → the lines of a shell script."""
-    folder.mkdir(exist_ok=True)
-    for name, script in texts.items():
-        file = folder / name.replace("_exe", ".exe").replace("_", "-")
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-
-
 def found(done: "subprocess.CompletedProcess[str]") -> Findings:
     """The warnings and failures."""
     assert done.stdout, done.stderr
@@ -88,9 +78,12 @@ def test_programs_that_hang_or_talk_for_ever(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(host_facts.platform, "release", lambda: "5.15.153.1-microsoft-standard-WSL2")
     monkeypatch.setattr(host_facts, "find_container", lambda _environ: None)
     monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)
-    hanging = ("nvidia_smi_exe", "netsh_exe", "powershell_exe", "docker", "firewall_cmd", "dpkg_query")
-    scripts = dict.fromkeys(hanging, "sleep 1000 & sleep 1000")
-    env = programs(tmp_path / "bin", wslinfo="echo nat", ufw="yes \"$(printf '\\033[2J\\007')\"", **scripts)
+    hanging = ("nvidia-smi.exe", "netsh.exe", "powershell.exe", "docker", "firewall-cmd", "dpkg-query")
+    scripts = {"wslinfo": "echo nat", "ufw": "yes \"$(printf '\\033[2J\\007')\""}
+    for name, script in (scripts | dict.fromkeys(hanging, "sleep 1000 & sleep 1000")).items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     done = cuadrilla("doctor", "--timeout", "0.1", "--port", "47470", env=env)
     assert " ! docker.service" in done.stdout
     assert " ! wsl.network" in done.stdout

@@ -223,26 +223,18 @@ def test_a_search_on_a_cluster_of_this_machine_and_an_ensemble(tmp_path):
 # -- downloaded ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def data_module():
-    """A fresh examples/mnist_data.py, to be called and changed."""
+def test_the_right_file_is_kept_and_not_asked_for_again(tmp_path):
     spec = importlib.util.spec_from_file_location("example_mnist_data", EXAMPLES / "mnist_data.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-LABELS = gzip.compress(idx(np.arange(50) % 10), mtime=0)
-
-
-def test_the_right_file_is_kept_and_not_asked_for_again(data_module, tmp_path):
-    (tmp_path / NAME).write_bytes(LABELS)
+    data = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(data)
+    labels = gzip.compress(idx(np.arange(50) % 10), mtime=0)
+    (tmp_path / NAME).write_bytes(labels)
     folder, url = tmp_path / "new" / "mnist", f"{tmp_path.as_uri()}/"
     with pytest.raises(DataError, match="are not this file of MNIST"):
-        data_module.find(NAME.removesuffix(".gz"), folder=folder, url=url)
-    data_module.SHA256[NAME] = data_module.hashlib.sha256(LABELS).hexdigest()
-    path = data_module.find(NAME.removesuffix(".gz"), folder=folder, url=url)
+        data.find(NAME.removesuffix(".gz"), folder=folder, url=url)
+    data.SHA256[NAME] = data.hashlib.sha256(labels).hexdigest()
+    path = data.find(NAME.removesuffix(".gz"), folder=folder, url=url)
     assert [file.name for file in folder.iterdir()] == [NAME]
-    assert path.read_bytes() == LABELS
-    assert list(data_module.read_idx(path, num_dimensions=1)) == [number % 10 for number in range(50)]
-    assert data_module.find(NAME.removesuffix(".gz"), folder=folder, url="file:///nowhere/") == path
+    assert path.read_bytes() == labels
+    assert list(data.read_idx(path, num_dimensions=1)) == [number % 10 for number in range(50)]
+    assert data.find(NAME.removesuffix(".gz"), folder=folder, url="file:///nowhere/") == path

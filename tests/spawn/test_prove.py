@@ -28,15 +28,9 @@ def temporary(tmp_path: Path) -> Path:
     return folder
 
 
-def command(run: RunDir, *arguments: str) -> list[str]:
-    return [*COMMAND, "prove", str(run.path), *arguments]
-
-
 def prove(run: RunDir, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    return subprocess.run(
-        command(run, *arguments), env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
+    environment, command = {**os.environ, "TMPDIR": str(temporary)}, [*COMMAND, "prove", str(run.path), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
 def untouched(run: RunDir, temporary: Path) -> bool:

@@ -15,8 +15,7 @@ from tests.machines import Machine, down, ended, invite, language_run, present, 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def install(tmp_path: Path) -> Path:
     """A folder that holds cuadrilla from its wheel; the libraries are this installation's."""
     built = tmp_path / "built"
     made = subprocess.run(
@@ -34,9 +33,9 @@ def installed(tmp_path: Path) -> Path:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_machine_with_the_wheel_joins(
-    installed: Path, machine: Callable[[str], Machine], stories: Path, tmp_path: Path, port: int
+    machine: Callable[[str], Machine], stories: Path, tmp_path: Path, port: int
 ) -> None:
-    run = language_run(tmp_path / "run", stories)
+    installed, run = install(tmp_path), language_run(tmp_path / "run", stories)
     coordinator, ana = machine("coordinator"), machine("ana")
     ana.prefix = ("env", f"PYTHONPATH={installed}")
     where = [*ana.prefix, sys.executable, "-c", "import cuadrilla; print(cuadrilla.__file__)"]
