@@ -48,7 +48,7 @@ def root_of_shares() -> Path | None:
     """Where groups with a share of the processor can be made, in either version of control groups."""
     if (CGROUP / "cpu" / "cpu.cfs_quota_us").exists():
         return CGROUP / "cpu"
-    return CGROUP if "cpu" in _text(CGROUP / "cgroup.subtree_control").split() else None
+    return CGROUP if shared("cpu") else None
 
 
 @contextmanager
@@ -68,5 +68,7 @@ def shares(number: int) -> Iterator[list[Share]]:
                 share.close()
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+def shared(controller: str) -> bool:
+    """Whether groups of version 2 have this controller."""
+    listed = CGROUP / "cgroup.subtree_control"
+    return listed.exists() and controller in listed.read_text().split()

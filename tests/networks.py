@@ -12,8 +12,8 @@ import pytest
 
 from bench import limits, nat
 from bench.lan import Member, lan, limit_rate
+from bench.limits import CGROUP, shared
 
-CGROUP = Path("/sys/fs/cgroup")
 RATE = "400mbit"
 
 
@@ -99,7 +99,7 @@ def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
             CGROUP / "memory" / name,
             {"memory.limit_in_bytes": num_bytes, "memory.memsw.limit_in_bytes": num_bytes},
         )
-    elif "memory" in _text(CGROUP / "cgroup.subtree_control").split():
+    elif shared("memory"):
         folder, limits = CGROUP / name, {"memory.max": num_bytes, "memory.swap.max": 0}
     else:
         pytest.skip("needs the memory controller of control groups (version 1, or in cgroup.subtree_control)")
@@ -114,7 +114,3 @@ def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
         yield folder / "cgroup.procs"
     finally:
         folder.rmdir()
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
