@@ -6,15 +6,30 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
+from cuadrilla.jobs.executor import Ended
+from cuadrilla.jobs.local import LocalExecutor
+from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import is_what_one_worker_gives, reached, wait_for
+from tests.commands import RUN, TASK, is_what_one_worker_gives, make_run, reached, said_by, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
 
 LOOK_SECONDS = 0.1
+DIGITS = """
+class Images(Data):
+    def __init__(self, folder):
+        self.x, self.y = np.load(folder / "images.npy"), np.load(folder / "digits.npy")
+
+class Digits(Sine):
+    def __init__(self, folder): self.folder = folder
+    def data(self, split): return Images(self.folder / split)
+    def data_hash(self): return str(sum(self.data(split).y.sum() for split in ("train", "val")))
+"""
 
 
 def listed(machine: Machine) -> dict[str, dict[str, Any]]:
@@ -110,3 +125,73 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
 
 def newest(run: RunDir) -> int:
     return max((int(path.name[1:]) for path in run.checkpoints.glob("v*")), default=0)
+
+
+def digits_run(folder: Path) -> RunDir:
+    """Of ten steps, with four small files in `data/`."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for split, number in (("train", 512), ("val", 64)):
+        (folder / "data" / split).mkdir(parents=True)
+        np.save(folder / "data" / split / "images.npy", random.standard_normal((number, 8)).astype(np.float32))
+        np.save(folder / "data" / split / "digits.npy", random.integers(0, 10, (number, 1)).astype(np.float32))
+    (folder / "task.py").write_text(TASK + DIGITS)
+    named = RUN.format(steps=10).replace("task.py:task", 'task.py:Digits"\ndata = "data/')
+    (folder / "run.toml").write_text(f"{named}[sync]\nstrict = true\n")
+    return RunDir(folder)
+
+
+@pytest.mark.thorough
+def test_a_run_takes_its_data_to_the_machine_that_trains_it(coordinator: Machine, ana: Machine, tmp_path: Path) -> None:
+    run = digits_run(tmp_path / "run")
+    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
+    process = work(coordinator, "--until-empty")
+    Home(ana.home).trust(code_hash([run.path / "task.py"]))
+    worker = ana.start("join", "--name", "ana", says=invite(coordinator))
+    assert process.wait(timeout=150) == 0
+    assert "fetching 4 files" in said_by(worker)
+    assert is_what_one_worker_gives(run)
+
+
+# -- processes of this machine -----------------------------------------------------------------------------------------
+
+
+HERE = {"here": Use(name="", device="", threads=1)}
+
+
+def ended(executor: LocalExecutor) -> Ended:
+    """The job that ends next."""
+    left: list[Ended] = []
+    wait_for(lambda: left.extend(executor.poll()) or bool(left))
+    return left[0]
+
+
+def test_a_task_may_print_as_much_as_it_likes_and_one_that_ends_its_process_has_lost_its_job(tmp_path: Path) -> None:
+    """More than a pipe takes, in one process for all jobs."""
+    prints, exits = (make_run(tmp_path / name, steps=4) for name in ("uno", "dos"))
+    loss, executor = "def loss(self, model, batch):", LocalExecutor(HERE, logs=tmp_path / "logs")
+    (prints.path / "task.py").write_text(TASK.replace(loss, f'{loss} print("x" * 40_000);'))
+    (exits.path / "task.py").write_text("import os\n" + TASK.replace(loss, f"{loss} os._exit(0);"))
+    try:
+        executor.start("uno", prints, place="here")
+        assert ended(executor).complete
+        executor.start("dos", exits, place="here")
+        left = ended(executor)
+    finally:
+        executor.close()
+    assert (tmp_path / "logs" / "here.txt").stat().st_size > 2**17
+    assert (left.lost, left.reason) == (True, "its process ended without a result")
+
+
+def test_what_is_recalled_while_it_is_made_ready_is_given_back(stories: Path, tmp_path: Path) -> None:
+    """Before it loads torch, it has locked its run."""
+    run = language_run(tmp_path / "uno", stories)
+    executor = LocalExecutor(HERE, logs=tmp_path / "logs")
+    try:
+        executor.start("uno", run, place="here")
+        wait_for(run.lock.exists)
+        executor.preempt("uno")
+        left = ended(executor)
+    finally:
+        executor.close()
+    assert (left.job, left.complete, left.reason) == ("uno", False, "")
