@@ -53,19 +53,6 @@ def test_an_invite_is_taken_that_was_pasted_before_it_is_asked_for(tmp_path: Pat
 # -- `cuadrilla train TEXT…`: from a text to a model with one command --------------------------------------------------
 
 
-@pytest.fixture
-def novel(tmp_path: Path) -> Path:
-    """Two thousand sentences of which no two are alike."""
-    sentences = (
-        f"{WORDS[i % 8].capitalize()} {i} veía {WORDS[i // 8 % 8]} y {WORDS[i // 64 % 8]}, "
-        f"que tenía {i * 7 % 997} años."
-        for i in range(2000)
-    )
-    path = tmp_path / "Mi novela.txt"
-    path.write_text("\n\n".join(sentences))
-    return path
-
-
 def typed(words: str, *, folder: Path) -> str:
     """What a Spanish terminal of 80 columns has shown when the command has ended; no line is broken by the terminal."""
     with closing(Terminal(shlex.split(words), cwd=folder, **SPANISH)) as terminal:
@@ -76,7 +63,15 @@ def typed(words: str, *, folder: Path) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_a_text_becomes_a_model_in_the_given_time(novel: Path, tmp_path: Path) -> None:
+def test_a_text_becomes_a_model_in_the_given_time(tmp_path: Path) -> None:
+    """Two thousand sentences of which no two are alike."""
+    sentences = (
+        f"{WORDS[i % 8].capitalize()} {i} veía {WORDS[i // 8 % 8]} y {WORDS[i // 64 % 8]}, "
+        f"que tenía {i * 7 % 997} años."
+        for i in range(2000)
+    )
+    novel = tmp_path / "Mi novela.txt"
+    novel.write_text("\n\n".join(sentences))
     shown = typed(f"train '{novel.name}' --time 12s", folder=tmp_path)
     run = RunDir(tmp_path / "Mi-novela-gpt2")
     for said in ("tokens para entrenar", "gpt2-micro lee el texto", "listo      en", "bits/byte", "escribe:"):

@@ -59,11 +59,6 @@ def free_cards(head: RayNode) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]).get("GPU", 0))
 
 
-def approve(machine: Machine, run: RunDir) -> None:
-    """As its owner does who has read the run's code."""
-    Home(machine.home).trust(code_hash([run.path / "task.py"]))
-
-
 def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: RayNode, run: RunDir) -> None:
     """The run has code of its own, which nobody approved on the cluster."""
     crew = in_cluster(run, head)
@@ -96,7 +91,7 @@ def test_a_machine_outside_the_cluster_joins_and_the_coordinator_is_killed(
     driver = Driver(tmp_path / "driver", talk=tmp_path / "driver.talk")
     sets = (*STRICT, *RAY, "--set", f'engine.ray_address="{head.address}"')
     try:
-        approve(outside, run)
+        Home(outside.home).trust(code_hash([run.path / "task.py"]))
         crew = up(driver, run, free_port(), *sets, workers="[1.0]")
         wait_for(lambda: present(run) == WORKERS, crew)  # before somebody computes: Ray starts slowly
         ana = outside.start("join", "--name", "ana", says=invite(driver))
