@@ -1,23 +1,29 @@
 """Drives a coordinator by hand: for tests of its decisions, without I/O and clocks."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.sync import events, ledger
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.strategy import Strategy
+
+EXACT = Exact()
 
 
 def rules(**changes: object) -> Rules:
     return Rules(**{"units_per_step": 8, "step_tokens": 80, "num_steps": 3, **changes})  # type: ignore[arg-type]
 
 
-def machine(limits: Rules) -> Coordinator:
-    """A new one, of exact steps."""
-    return Coordinator.restore(BEGINNING, rules=limits, rounds=Exact().rounds())
+def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
+    """A strategy's coordinator, new or from a snapshot."""
+    return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds())
 
 
 class Crew:
-    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed.
+    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail.
 
     `now` is the time; an answer comes so many seconds after its lease, or now if that is over.
     """
@@ -44,11 +50,20 @@ class Crew:
                 case events.Send(message=Stop()):
                     self.evicted.append(action)
                 case events.Merge():
+                    self.merge(action)
                     self.send(events.Merged())
                 case events.Commit():
                     self.commits.append(action)
                 case events.Discard():
                     self.discarded.append(action.lease_id)
+
+    def merge(self, action: events.Merge) -> None:
+        """It succeeds."""
+
+    def contribution(self, grant: ledger.Grant, *, valid: bool) -> Contribution:
+        return Contribution(
+            lease_id=grant.lease_id, tokens=10 * len(grant.units), loss_sum=1.0, tensors={}, valid=valid
+        )
 
     def _abandon(self, worker: str) -> None:
         """A worker that gets a lease does not finish one that nobody wants any more."""
@@ -67,8 +82,7 @@ class Crew:
     def answer(self, lease_id: int, *, valid: bool = True, worker: str = "", seconds: float = 1.0) -> None:
         grant = self.leases.pop(lease_id)
         self.now = max(self.now, self.granted_at[lease_id] + seconds)
-        said = Contribution(lease_id=lease_id, tokens=10 * len(grant.units), loss_sum=1.0, tensors={}, valid=valid)
-        self.say(worker or grant.worker, said)
+        self.say(worker or grant.worker, self.contribution(grant, valid=valid))
 
     def lose(self, worker: str) -> None:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
