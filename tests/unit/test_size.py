@@ -47,6 +47,8 @@ def test_a_text_is_not_read_for_ever() -> None:
     choice, _ = chosen(text=20_000, minutes=600)
     assert choice.readings == pytest.approx(16)
     assert choice.seconds < 36_000
+    choice, _ = chosen(text=410_000, minutes=600)
+    assert (choice.size, choice.readings) == ("mini", pytest.approx(6))
 
 
 def test_times_as_people_write_them() -> None:

@@ -11,6 +11,9 @@ best for a given computation (arXiv 2203.15556)."""
 ENOUGH_READINGS, MAX_WEIGHTS = 5.5, 40.0
 """Or if it reads the text so often, and has at most so many weights for each token of it: `mini` had fewer bits after
 5.8 readings than `micro` after 16, and more after 4 (docs/experiments.md, little text). More weights were not tried."""
+FEW_READINGS, FEW_WEIGHTS = 6.0, 10.0
+"""How often a larger model than the smallest reads a text, unless it has at most so many weights for each token of it:
+`mini`, with 18, had more bits after 16 readings than after 5.8. How often is best was not measured."""
 SPEEDUP = 0.25
 """A size trains at most at this part of the speed of the size before it: others are not measured in vain."""
 TRAINING = 0.85
@@ -46,7 +49,8 @@ def choose(
             needed = min(needed, ENOUGH_READINGS * text)
         if best and best.tokens_per_second * SPEEDUP * seconds_left() * TRAINING < needed:
             break
-        found = _in_time(size, round(needed), text=text, seconds_left=seconds_left, rate=rate)
+        most = text * (MANY_READINGS if best is None or number <= FEW_WEIGHTS * text else FEW_READINGS)
+        found = _in_time(size, round(needed), text=text, most=most, seconds_left=seconds_left, rate=rate)
         if best and found.tokens < needed:
             break
         best = found
@@ -55,8 +59,14 @@ def choose(
 
 
 def _in_time(
-    size: str, guess: int, *, text: int, seconds_left: Callable[[], float], rate: Callable[[str, int], float]
+    size: str,
+    guess: int,
+    *,
+    text: int,
+    most: float,
+    seconds_left: Callable[[], float],
+    rate: Callable[[str, int], float],
 ) -> SizeChoice:
     speed = rate(size, guess)
-    tokens = max(round(min(speed * seconds_left() * TRAINING, MANY_READINGS * text)), MIN_TOKENS)
+    tokens = max(round(min(speed * seconds_left() * TRAINING, most)), MIN_TOKENS)
     return SizeChoice(size=size, tokens=tokens, tokens_per_second=speed, readings=tokens / max(text, 1))
