@@ -35,6 +35,14 @@ def test_each_row_once(path: Path) -> None:
     assert numbers(follower) == [6]
 
 
+def test_a_file_that_was_cut_is_read_from_its_beginning(path: Path) -> None:
+    add_rows(path, [{"n": n} for n in range(9)])
+    follower = FileFollower(path)
+    numbers(follower)
+    path.write_text('{"n": 7}\n')
+    assert numbers(follower) == [7]
+
+
 def test_only_the_tail_of_a_long_file(path: Path) -> None:
     add_rows(path, [{"n": n} for n in range(1000)])
     follower = FileFollower(path, tail_bytes=50)
