@@ -63,6 +63,7 @@ def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, cap
     session = other.session(parameters=crew.session._parameters)
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("ana/cuda:1"), Hello)
+    caplog.clear()
     caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.nodes.remove("ana")
     for _ in range(2):

@@ -42,11 +42,11 @@ def test_strict_has_the_same_bits_for_any_crew(tmp_path: Path) -> None:
 
 
 class Spiking(Normalised):
-    """From step 41 on, every loss is a billion times too large; its 24 units are a pass each."""
+    """From step 41 on, every loss is a billion times too large; its 24 units are a pass each, and three were tried."""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
         loss, count = super().loss(model, batch)
-        return (loss * 1e9 if self.num_losses > 40 * 24 else loss), count
+        return (loss * 1e9 if self.num_losses > 3 + 40 * 24 else loss), count
 
 
 @pytest.mark.parametrize(("stop_at", "saved", "event"), [(41, 40, "update skipped"), (43, 30, "rolled back")])

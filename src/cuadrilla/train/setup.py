@@ -36,7 +36,7 @@ from cuadrilla.train.checkpoint import check_shapes, list_checkpoints, model_ten
 from cuadrilla.train.evaluate import evaluate, sample
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
-from cuadrilla.train.loop import WorkerSettings, train
+from cuadrilla.train.loop import WorkerSettings, is_out_of_memory, train
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
 from cuadrilla.train.precision import Precision, choose_device, choose_kernels, choose_precision
@@ -336,9 +336,13 @@ def _check_loss(equipment: Equipment) -> None:
     data = task.data("train")
     loader, last = UnitLoader(data, seed=0, unit_sequences=1, device=device), len(data) - 1
     with not_training(model), equipment.precision.around(model, device):
-        loss_of(task, model, loader.batch([0]))
-        with torch.no_grad():
-            first, second, both = (float(task.loss(model, loader.batch(some))[0]) for some in ([0], [last], [0, last]))
+        try:
+            losses = [loss_of(task, model, loader.batch(some))[0].item() for some in ([0], [last], [0, last])]
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):  # the passes of a training shrink until they fit
+                return
+            raise
+    first, second, both = losses
     if both and math.isclose(both, (first + second) / 2, rel_tol=0.01):
         template = "`loss` must return a sum: two examples have {both:.3g}, each of them {first:.3g} and {second:.3g}"
         log.warning("%s", Message(template, both=both, first=first, second=second))
