@@ -54,12 +54,14 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
 def judge_stories(
     model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
 ) -> dict[str, Any]:
-    """Let the model tell stories and check them; let it choose in minimal pairs (seed 1: never trained on).
+    """Let the model tell stories, as `generate` does by default, and check them; let it choose in minimal pairs (seed 1:
+    never trained on).
 
     `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: how often each kind came first.
     """
     end = tokenizer.end_of_text
-    sampling = Sampling(temperature=temperature, max_tokens=model.config.context, stop_ids=(end,), seed=seed)
+    most, stops = model.config.context, (end,)
+    sampling = Sampling(temperature=temperature, top_p=TOP_P, max_tokens=most, stop_ids=stops, seed=seed)
     stories = generate_batch(model, [[end]] * num_stories, sampling=sampling)
     texts = [tokenizer.decode(story).strip() for story in stories]
     found = [cuentos.check(text) for text in texts]
