@@ -54,8 +54,8 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
 def judge_stories(
     model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
 ) -> dict[str, Any]:
-    """Let the model tell stories, as `generate` does by default, and check them; let it choose in minimal pairs (seed 1:
-    never trained on).
+    """Let the model tell stories, as `generate` does by default, and check them; let it choose in minimal pairs
+    (seed 1: never trained on).
 
     `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: how often each kind came first.
     """
