@@ -23,6 +23,7 @@ MADE_FROM = (
     ".dockerignore",
     "constraints.txt",
     "pyproject.toml",
+    "hatch_build.py",
     "README.md",
     "LICENSE",
     "tools/pick_torch.py",

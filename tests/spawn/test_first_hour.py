@@ -36,7 +36,7 @@ def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(stories: Pa
         wait_for(first.shows(said))
 
     with closing(Terminal(words, cwd=tmp_path)) as again:
-        wait_for(again.shows(r"\d+ % done"), again.process)
+        wait_for(again.shows(r"\d+% done"), again.process)
         again.types(CTRL_C)
         assert again.process.wait(timeout=150) == 130
     ends = [row["complete"] for row in read_jsonl(RunDir(tmp_path / "mio").events) if row["event"] == "finished"]

@@ -33,14 +33,14 @@ def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run
     text = invite(coordinator, "--uses", "2")
     workers = [each.start("join", "--name", name, says=text) for each, name in ((ana, "ana"), (luis, "luis"))]
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    assert coordinator.run("pause", "ana").returncode == 0
+    assert ana.run("pause").returncode == 0
     wait_for(lambda: present(run) == {"luis"}, crew)
     wait_for(lambda: phase(run, "ana") == "paused", crew)
     for number in (2, 3):
         wait_for(goes_on(run, steps=2), crew)
-        assert coordinator.run("pause", "luis").returncode == 0
+        assert luis.run("pause").returncode == 0
         wait_for(lambda: present(run) == set(), crew)
-        assert coordinator.run("pause", "--off", "luis").returncode == 0
+        assert luis.run("pause", "--off").returncode == 0
         wait_for(lambda number=number: times_joined(run, "luis") == number, crew)  # type: ignore[misc]
     coordinating(crew).kill()
     wait_for(lambda: times_joined(run, "luis") == 4, crew)
@@ -54,7 +54,7 @@ def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run
     wait_for(lambda: times_joined(run, "luis") == 5, crew)
     wait_for(goes_on(run), crew)
     assert times_joined(run, "ana") == 1
-    assert coordinator.run("pause", "--off", "ana").returncode == 0
+    assert ana.run("pause", "--off").returncode == 0
     wait_for(lambda: times_joined(run, "ana") == 2, crew)
     wait_for(lambda: phase(run, "ana") not in ("", "paused"), crew)
     down(coordinator, crew)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection
+from cuadrilla.config import Config, CrewEngine, FileTaskSection, LanguageTaskSection, LocalEngine
 from cuadrilla.data.folder import TOKENIZER
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import CheckpointError, ConfigError, DataError, TaskError
+from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
@@ -242,7 +243,7 @@ def assemble(
     if config.model.init and not list_checkpoints(run.checkpoints):
         load_initial(model, run.initial if run.initial.is_dir() else run.path / config.model.init, task=task)
     _check_supported(config, model, equipment.precision)
-    if isinstance(config.task, FileTaskSection):
+    if isinstance(config.task, FileTaskSection) and isinstance(config.engine, LocalEngine) and find_place() is None:
         _check_loss(equipment)
     merge, guard = equipment.strategy.merge(model, equipment.recipe), Guard(section=config.guard)
     crew = isinstance(config.engine, CrewEngine)  # others can join it at any time
