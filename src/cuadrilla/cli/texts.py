@@ -17,7 +17,7 @@ from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
 from cuadrilla.runfile import SIZES, make_run, read_run_config, resolve, run_file_text
 
-DATA, BUILT_IN = "data", "cuentos:"
+DATA, BUILT_IN, MUCH_LESS = "data", "cuentos:", 0.8
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -59,6 +59,8 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         rate=chosen.tokens_per_second,
         time=duration(chosen.seconds),
     )
+    if chosen.seconds < MUCH_LESS * (deadline - time.monotonic()):
+        say("           more time would bring nothing to so little text")
     make_run(run.path, run_file_text(chosen.size, data=DATA, tokens=chosen.tokens))
     say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
     return run
