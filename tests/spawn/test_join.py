@@ -185,6 +185,6 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     assert worker.wait(timeout=150) == 0
     left = ana.run("join", "--forget")
     assert left.returncode == 0, left.stderr
-    assert "the coordinator could not be told" in left.stderr
+    assert "the coordinator does not know of it" in left.stderr
     assert not Home(ana.home).joined()
     assert not list((Home(ana.home).path / "joined").iterdir())

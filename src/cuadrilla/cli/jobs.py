@@ -61,7 +61,7 @@ def work_on(
 def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], None]) -> Iterator[None]:
     def handler(_number: int, _frame: FrameType | None) -> None:
         stopped.set()
-        request_stop(Message("whoever gave this job away wants it back"))
+        request_stop(Message("the coordinator wants this job back"))
 
     with handling({signal.SIGTERM: handler}):
         if stopped.is_set():  # while the run was made ready

@@ -17,7 +17,7 @@ WhileIdle = Annotated[
     bool,
     typer.Option(
         "--while-idle",
-        help="Work only while other programs use little of the processor and of the GPU, as far as that is told.",
+        help="Work only while other programs use little of the processor and of the GPU, as far as that is known.",
     ),
 ]
 OnPower = Annotated[bool, typer.Option("--on-power", help="Work only while the machine is not on battery.")]
@@ -67,7 +67,7 @@ def leave(address: str) -> None:
         with closing(Connection(crew.address, identity=load_node(crew.folder))) as connection, suppress(Refused):
             connection.leave()  # who was kicked is refused
     except LinkError as error:
-        say("the coordinator could not be told: {problem}", problem=error.message)
+        say("the coordinator does not know of it: {problem}", problem=error.message)
         say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)
     with storage_errors(crew.folder):
         shutil.rmtree(crew.folder)

@@ -33,7 +33,7 @@ def service(here: Here) -> Iterator[Finding]:
     elif "permission denied" in answer.text.lower():
         yield warn(
             Message("this user may not use Docker"),
-            remedy=Message("then log in again; whoever may use Docker can become root of this machine"),
+            remedy=Message("then log in again; a user of Docker can become root of this machine"),
             command=here.as_root("usermod -aG docker $USER"),
         )
     else:

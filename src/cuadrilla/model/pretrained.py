@@ -49,7 +49,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
     raw = tokenizer_json(folder)
     if weights.suffix in PICKLES and not trust:
         raise CheckpointError(
-            "{path} is a pickle, and opening a pickle can run any code of whoever made it",
+            "{path} is a pickle, and opening a pickle can run any code of its author",
             path=weights,
             hint="use safetensors if it has any; if you trust its author: cuadrilla import {source} --to RUN --trust",
             source=typed(source),
