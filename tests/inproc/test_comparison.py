@@ -44,7 +44,7 @@ def test_one_run_is_measured_on_its_own_data(language: RunDir, as_json: Measure)
     best = min(last_rows(language.metrics), key=lambda row: row["val_loss"])
     assert found["version"] == best["version"]
     assert found["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
-    assert found["num_pairs"] == 20
+    assert found["pairs"] == 20
 
 
 def test_a_run_and_its_export_have_the_same_figures(

@@ -197,5 +197,5 @@ def _shown(value: object, *, error: object = None) -> object:
     if isinstance(value, float):
         return Message("{value:.4f}", value=value)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
+        return ", ".join(f"{named(key)} {count}" for key, count in value.items()) or Message("none")
     return value

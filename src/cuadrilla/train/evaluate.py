@@ -67,10 +67,10 @@ def judge_stories(
     found = [cuentos.check(text) for text in texts]
     pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
     return {
-        "num_stories": num_stories,
+        "stories": num_stories,
         "stories_right": sum(not problems for problems in found) / max(num_stories, 1),
         "faults": dict(Counter(problems[0].kind for problems in found if problems).most_common()),
-        "num_pairs": num_pairs,
+        "pairs": num_pairs,
         "pairs_right": sum(wins(model, tokenizer, pairs)) / len(pairs) if pairs else 0.0,
         "examples": [text for text, problems in zip(texts, found, strict=True) if not problems][:3],
     }
