@@ -1,6 +1,6 @@
 """cuadrilla: one PyTorch model, trained on all the machines you already own.
 
-What is imported from here is the Python API (`api.py`); it is loaded when it is first used.
+The names of the Python API (`api.py`) can be imported from here. Each is loaded when it is first used.
 """
 
 from importlib import import_module

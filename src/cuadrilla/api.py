@@ -8,8 +8,8 @@
     for piece in cuadrilla.load_model("first").generate("En un lugar de la Mancha"):
         print(piece, end="")
 
-It does what the commands do, on the same folders: a run may be begun here and resumed by `cuadrilla train`, or the
-other way round. Nothing is printed but warnings, by logging. Errors are CuadrillaErrors, with `message` and `hint`.
+The functions do what the commands do, on the same folders: a run begun here can be resumed by `cuadrilla train`, and
+the other way round. Only warnings are printed, by `logging`. Errors are `CuadrillaError`s with `message` and `hint`.
 """
 
 import signal
@@ -42,7 +42,7 @@ __all__ = ["CuadrillaError", "LanguageModel", "Outcome", "PrepareOptions", "Prep
 
 AnyPath = str | PathLike[str]
 Row = Mapping[str, Any]
-"""A row of `metrics.jsonl`: `version` (the step), `loss`, `tokens`, ..., `val_loss` where one was measured."""
+"""A row of `metrics.jsonl`: `version` (the step's number), `loss`, `tokens`, ...; `val_loss` if it was measured."""
 
 
 def prepare(
@@ -52,11 +52,11 @@ def prepare(
     options: PrepareOptions | None = None,
     progress: Progress = no_progress,
 ) -> Prepared:
-    """Clean, deduplicate and split texts, train a tokenizer, and write the data folder `out`; `cuadrilla data prepare`.
+    """Clean, deduplicate and split texts, train a tokenizer, and write the data folder `out`: `cuadrilla data prepare`.
 
-    `sources`: files and folders, one or several, or `cuentos:N` for N built-in stories. If it was prepared from these
-    already, nothing is done. `progress(stage, done, total)` is called now and then. Raises DataError, ConfigError,
-    ResourceError.
+    `sources`: one or several files and folders, or `cuentos:N` for N built-in stories. If `out` was already prepared
+    from the same texts with the same options, nothing is done. `progress(stage, done, total)` is called from time to
+    time. Raises DataError, ConfigError, ResourceError.
     """
     given = [sources] if isinstance(sources, str | PathLike) else sources
     return prepare_folder(
@@ -65,16 +65,16 @@ def prepare(
 
 
 def new_run(folder: AnyPath, settings: Mapping[str, Any] | str) -> "Run":
-    """A new run folder whose run file holds `settings`: its sections as a mapping, or TOML text.
+    """Make a run folder whose run file holds `settings`: a mapping of sections, or TOML text.
 
-    A mapping may name the data folder as seen from the working directory. Raises ConfigError.
+    In a mapping, the path of the data folder may be relative to the working directory. Raises ConfigError.
     """
     path = Path(folder)
     return Run(make_run(path, settings_text(settings, folder=path)).path)
 
 
 def open_run(folder: AnyPath) -> "Run":
-    """A run that was made before, here or by a command. Raises ConfigError if the folder has no run file."""
+    """Open a run that `new_run` or a command has made. Raises ConfigError if the folder has no run file."""
     run = Run(folder)
     if not RunDir(run.path).run_file.is_file():
         hint = "make one: cuadrilla.new_run(folder, ...)"
@@ -83,16 +83,16 @@ def open_run(folder: AnyPath) -> "Run":
 
 
 def load_model(folder: AnyPath, *, device: str = "auto", newest: bool = False) -> LanguageModel:
-    """The language model of a run, or of a folder in Hugging Face's layout, ready to write; it needs no data folder.
+    """Load the language model of a run, or of a folder in Hugging Face's layout. The run's data are not needed.
 
-    Of a run it is the step of the lowest held-out loss, or the `newest`. Raises ConfigError, DataError,
+    From a run, the step with the lowest held-out loss is loaded, or the `newest` step. Raises ConfigError, DataError,
     CheckpointError, DeviceError.
     """
     return open_model(Path(folder), device=device, newest=newest)
 
 
 class Run:
-    """A run folder. It keeps nothing open: several may be of one folder, and commands may work on it meanwhile."""
+    """A run folder. No file stays open: several `Run`s and commands may use one folder at the same time."""
 
     def __init__(self, folder: AnyPath) -> None:
         self.path = Path(folder).resolve()
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """What it was last trained with; before that, its run file. Raises ConfigError."""
+        """The configuration of the last training, or the run file if training has not begun. Raises ConfigError."""
         return read_run_config(self._folder)
 
     def train(
@@ -116,13 +116,13 @@ class Run:
         stop_at: int = 0,
         allow_changes: bool = False,
     ) -> Outcome:
-        """Train to the end, or to step `stop_at`; what was begun goes on.
+        """Train to the end, or to step `stop_at`. A run that was begun before continues.
 
-        `settings`: over those of the run file, as `--set` gives them, by `section.key` or by section. `on_step` gets
-        each step's row once that step cannot be lost any more, in the calling thread; an error that it raises ends the
-        training.
-        `tell` gets what a command would say. Ctrl-C (in the main thread) saves and raises KeyboardInterrupt, at once
-        when it comes twice; `stop` saves and returns. Raises CuadrillaError, or what a task of your own raised.
+        `settings` override the run file like `--set`: by `section.key`, or as mappings by section. `on_step` is called
+        in the calling thread with the row of each step, once that step is durable; its errors end the training.
+        `tell` is called with the messages that a command would print. Ctrl-C (in the main thread) saves and raises
+        KeyboardInterrupt; a second Ctrl-C raises it at once. `stop` saves and returns. Raises CuadrillaError, and the
+        errors of your own task.
         """
         resolved = read_run_file(self.path, sets=as_sets(leaves(settings or {})))
         if isinstance(resolved.config.engine, CrewEngine):
@@ -139,26 +139,26 @@ class Run:
         return outcome
 
     def stop(self) -> None:
-        """Have `train` save and return after the pass at hand; from `on_step`, or from another thread."""
+        """Make `train` save and return after the current pass. Call it from `on_step` or from another thread."""
         if self._request_stop is not None:
             self._request_stop(Message("the run was stopped by its program"))
 
     def evaluate(self, *, sequences: int = 0, device: str = "auto", newest: bool = False) -> dict[str, float]:
-        """The task's measures on held-out data, of so many sequences (0: all): `loss`, `bits_per_byte`, ...
+        """The task's measures (`loss`, `bits_per_byte`, ...) on this many held-out sequences (0: all).
 
         Raises ConfigError, DataError, CheckpointError, DeviceError.
         """
         return self.load(device=device, newest=newest).evaluate(sequences=sequences)
 
     def load(self, *, device: str = "auto", newest: bool = False) -> Trained:
-        """The trained `model` (an nn.Module in evaluation mode) with its `task`, of any kind; needs the run's data.
+        """The trained `model` (an nn.Module in evaluation mode) with its `task` of any kind. The run's data are needed.
 
         Raises ConfigError, DataError, CheckpointError, DeviceError.
         """
         return load_trained(self._folder, device=device, newest=newest)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """A row for each step, the last one of each where some were made again."""
+        """One row for each step. If a step was made again after a restart, its last row is returned."""
         return last_rows(self._folder.metrics)
 
     @contextmanager

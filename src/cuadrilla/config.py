@@ -1,4 +1,4 @@
-"""A run file: TOML in, frozen and checked sections out, with the origin of every value.
+"""The sections and keys of a run file, as frozen and checked pydantic models (`runfile.py` reads the file).
 
 Precedence: defaults < file < `--set section.key=value`. Environment variables never change a run. An unknown key is
 an error that names the nearest known one. The string under a field is its help text; `cuadrilla train --explain-config`
@@ -122,14 +122,14 @@ class ModelSection(Section):
 
 
 def _known_devices(value: str) -> str:
-    """auto, or devices with commas."""
+    """Check for `auto`, or names of devices separated by commas."""
     if value != "auto" and not all(re.fullmatch(DEVICE, name.strip()) for name in value.split(",")):
         raise ValueError(Message("should be auto, or devices such as cuda:0,cuda:1,cpu"))
     return value
 
 
 def _as_list(value: object) -> object:
-    """One name may stand for a list of it; none for an empty one."""
+    """A text stands for a list of one; the empty text stands for an empty list."""
     return ([value] if value else []) if isinstance(value, str) else value
 
 
@@ -314,11 +314,11 @@ class EvaluateSection(Section):
 
 
 TOP_P = 0.95
-"""Of the words that a small model writes with it 98.5 % are real, 97.0 % without (temperature 0.8; experiments.md)."""
+"""Of the words that a small model writes, 98.5 % exist with this, 97.0 % without (temperature 0.8; experiments.md)."""
 
 
 class SampleSection(Section):
-    """A sample comes with each evaluation."""
+    """The text that the model writes at each evaluation."""
 
     prompt: str = ""
     """Text to continue; empty starts a new document."""
@@ -335,7 +335,7 @@ class GuardSection(Section):
 
 
 class AlarmSection(Section):
-    """Who is told what happens: on the coordinator's machine only. Workers, standbys and checkpoints never hold it."""
+    """Where alarms are sent. Only the coordinator's machine has this section; workers, standbys, checkpoints never."""
 
     command: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=64)] = []
     """A program and its arguments, started without a shell. It reads the message from its standard input: JSON with
@@ -351,7 +351,7 @@ Scalar = bool | int | float | str
 
 
 def _by_key(value: object) -> object:
-    """Dimensions by `section.key`, whether the tables were nested or the keys quoted."""
+    """Dimensions by `section.key`, from nested tables or from quoted keys."""
     if not isinstance(value, dict):
         return value
     found: dict[str, object] = {}
@@ -363,7 +363,7 @@ def _by_key(value: object) -> object:
 
 
 class DimensionSection(Section):
-    """What a setting may be: a list of choices, or numbers from `low` to `high`, whole ones if both are."""
+    """The values to try for a setting: a list of choices, or numbers from `low` to `high`, integers if both are."""
 
     choices: Annotated[list[Scalar], Field(max_length=1000)] = []
     low: int | float | None = None
@@ -393,7 +393,7 @@ class DimensionSection(Section):
 
 
 class TuneSection(Section):
-    """A search for better settings, by `cuadrilla tune`. Training does not look at it."""
+    """A search for better settings, by `cuadrilla tune`. Training ignores it."""
 
     space: Annotated[dict[str, DimensionSection], BeforeValidator(_by_key), Field(max_length=100)] = {}
     """Settings to choose, by section.key: `optim.lr = {low = 0.002, high = 0.2, log = true}`, `train.batch_sequences =
@@ -447,7 +447,7 @@ class Config(Section):
         return self
 
     def moved(self, move: Callable[[str], str]) -> "Config":
-        """The same run where its code and its data have other paths: `move` makes them from those of this one."""
+        """The same configuration with other paths of code and data. `move` returns the new path for each old one."""
         task, data = self.task, self.data.model_copy(update={"folder": move(self.data.folder)})
         if isinstance(task, FileTaskSection):
             paths = {"path": f"{move(task.file)}:{task.name}", "data": task.data and move(task.data)}
@@ -455,5 +455,5 @@ class Config(Section):
         return self.model_copy(update={"task": task, "data": data})
 
     def for_others(self) -> "Config":
-        """What other machines and checkpoints hold: nobody else is told of this run, nor what a search tries."""
+        """The configuration for other machines and checkpoints: without `alarm`, since they send none, and `tune`."""
         return self.model_copy(update={"alarm": AlarmSection(), "tune": TuneSection()})

@@ -1,9 +1,8 @@
-"""What can go wrong, as one tree.
+"""The errors that a user can cause, as one tree of exceptions. Our own invariants are `assert`s.
 
-Every error carries `message` (the cause, one line) and `hint` (what to do, one line): templates with fields
-(`messages.py`), so that they can be shown in another language and read by a program. Raised for what a user can cause;
-our own invariants are `assert`s. The CLI prints them and exits with `exit_code`; nothing else catches the tree as a
-whole.
+Every error has a `message` (the cause) and a `hint` (what to do), one line each. Both are templates with fields
+(`messages.py`), so that they can be translated for a person and compared by a program. The CLI prints an error and
+exits with its `exit_code`.
 """
 
 import string
@@ -15,9 +14,9 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 class CuadrillaError(Exception):
-    """Base of everything a user can cause. `message` says what and where, `hint` what to type or change.
+    """Base of the tree. `message` says what went wrong and where, `hint` says what to type or change.
 
-    Both are templates, of which each takes its own of the `fields`.
+    Both are templates. Each is filled with those of the `fields` that it names.
     """
 
     exit_code = 1
@@ -49,7 +48,7 @@ class EnvironmentProblem(CuadrillaError):
 
 
 class DeviceError(EnvironmentProblem):
-    """A device is missing, sick, or cannot do what was asked of it."""
+    """A device is missing, broken, or cannot do what was asked of it."""
 
 
 class DataError(CuadrillaError):
@@ -65,7 +64,7 @@ class LinkError(CuadrillaError):
 
 
 class CheckpointError(CuadrillaError):
-    """No checkpoint verifies, or it belongs to another model or a newer format."""
+    """No checkpoint passes verification, or the checkpoint has another model or a newer format."""
 
     exit_code = 6
 
@@ -83,7 +82,7 @@ class ResourceError(CuadrillaError):
 
 
 def _of(fields: Mapping[str, object], template: str) -> dict[str, object]:
-    """Those that the template names; none if it is a text of others, with braces of their own."""
+    """The fields that the template names. None if the text is not a template of ours and has braces of its own."""
     if isinstance(template, Message) or not fields:
         return {}
     try:

@@ -1,12 +1,11 @@
-"""What a machine keeps for all its runs: crews it coordinates or has joined, data and code it fetched, code it trusts.
+"""The home folder: what a machine keeps for all its runs. It is CUADRILLA_HOME, or the system's folder for user data.
 
-CUADRILLA_HOME (or the system's place for a user's data)
-  crew/            the crew this machine coordinates: keys, nodes.json, open.json while it runs, invites/
-  joined/KEY/      a crew this machine has joined, by the hash of its coordinator's key: keys, crew.json
-  standby/KEY/     what makes this machine a standby of that crew: its coordinator's keys, a copy of its run
-  cache/           what a run needs, fetched from a coordinator
-  trusted.json     hashes of code that this machine's owner has approved
-  paused           while work for others waits on this machine
+crew/            the crew that this machine coordinates: keys, nodes.json, open.json while it runs, invites/
+joined/KEY/      a crew that this machine has joined: keys, crew.json. KEY is the hash of its coordinator's key
+standby/KEY/     a crew for which this machine is a standby: keys of its coordinator, a copy of its run
+cache/           data and code of runs, fetched from a coordinator
+trusted.json     hashes of code that this machine's owner has approved
+paused           exists while this machine's owner has paused the work for others
 """
 
 import os
@@ -26,11 +25,11 @@ class Joined:
     address: str
     name: str
     term: int = 0
-    """See `link/base.py`, KnownTerm."""
+    """The crew's highest known term: see `KnownTerm` in `link/base.py`."""
 
 
 class Home:
-    """Names in the home folder; creates nothing by itself."""
+    """Paths in the home folder. The constructor creates nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +38,7 @@ class Home:
         self.open_file = self.crew / "open.json"
         self.invites = self.crew / "invites"
         self.cache = path / "cache"
-        self.jobs = path / "jobs"  # runs that this machine trains for others, for as long as it does
+        self.jobs = path / "jobs"  # runs that this machine trains for others, until they end
         self.queue = path / "queue"  # runs that wait for a machine of this machine's crew
 
     @classmethod
@@ -49,7 +48,7 @@ class Home:
 
     @property
     def term(self) -> int:
-        """How many times the crew that this machine coordinates was promoted to another machine."""
+        """How many times a standby has taken over the crew that this machine coordinates."""
         return int(read_object(self.crew / "term.json").get("term", 0))
 
     def begin_term(self, term: int) -> None:
@@ -57,12 +56,12 @@ class Home:
         write_json(self.crew / "term.json", {"term": term})
 
     def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
-        """Hand an invite to the coordinator that runs on this machine; it looks every moment. Raises ResourceError."""
+        """Leave an invite for the coordinator that runs on this machine, which looks often. Raises ResourceError."""
         make_private(self.invites)
         write_json(self.invites / f"{secret_hash.hex()[:16]}.json", {"secret_sha256": secret_hash.hex(), "uses": uses})
 
     def take_invites(self) -> dict[bytes, int]:
-        """Invites left for the coordinator: SHA-256 of the secret → uses. Each is given once."""
+        """Remove and return the invites left for the coordinator: SHA-256 of the secret → number of uses."""
         taken = {}
         for file in self.invites.glob("*.json"):
             value = read_object(file)
@@ -88,9 +87,10 @@ class Home:
         return sorted(found, key=lambda crew: crew.address)
 
     def find_crew(self, address: str) -> Joined | None:
-        """The crew to work for without an invite: the one at `address`, or the only one this machine has joined.
+        """The crew to work for without an invite: the one at `address`, or else the only one this machine has joined.
 
-        A coordinator that has moved is known by its key, not by its address. Raises LinkError.
+        A coordinator may have moved to a new `address`: its key proves who it is. Raises LinkError if `address` is
+        empty and this machine has joined several crews.
         """
         joined = self.joined()
         found = [crew for crew in joined if crew.address == address] or joined
@@ -106,7 +106,7 @@ class Home:
         return None
 
     def remember(self, crew: Joined) -> None:
-        """Write down where a crew's coordinator was found. Raises ResourceError."""
+        """Store a crew's address, name and term. Raises ResourceError."""
         write_json(crew.folder / "crew.json", {"address": crew.address, "name": crew.name, "term": crew.term})
 
     def trusted(self) -> set[str]:
@@ -120,7 +120,7 @@ class Home:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the work for others waits on this machine."""
+        """Whether the owner has paused the work for others on this machine."""
         return (self.path / "paused").exists()
 
     def pause(self) -> None:
@@ -132,7 +132,7 @@ class Home:
         (self.path / "paused").unlink(missing_ok=True)
 
     def open_crew(self) -> dict[str, Any]:
-        """Address and process of the coordinator that runs on this machine. Raises LinkError if none does."""
+        """Address, pid, run and key hash of the coordinator that runs on this machine. Raises LinkError without one."""
         value = read_object(self.open_file)
         if not value:
             raise LinkError("no coordinator runs on this machine", hint="start one: cuadrilla up RUN")

@@ -1,7 +1,7 @@
-"""Logging set-up: one rotated file per process in the run directory, each line tagged with its thread.
+"""Logging set-up: one rotated file per process in the run directory, each line with the name of its thread.
 
-Warnings and worse also go to stderr; what gRPC and Ray have to say goes to the file only. Nothing in a record acts on
-a terminal, in the file neither: somebody will read it on one. Called once by an entry point, never at import.
+Our warnings and errors also go to stderr; records of gRPC and Ray go to the file only. Control characters are escaped,
+in the file too, because a file is read on a terminal. An entry point calls `set_up_logging` once, never at import.
 """
 
 import copy
@@ -18,7 +18,7 @@ from cuadrilla.messages import language, shown, translated
 from cuadrilla.printable import filled, printable
 
 TALK = {"talk": True}
-"""`log.info(..., extra=TALK)`: not a warning, but a person should see it."""
+"""`log.info(..., extra=TALK)`: shown on the terminal although it is not a warning."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
@@ -26,9 +26,9 @@ OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
 
 
 class _Console(logging.StreamHandler[TextIO]):
-    """For a person: warnings, and what was logged with `extra=TALK`; `verbose`: all.
+    """Shows warnings and `extra=TALK` records on stderr; with `verbose`, all records.
 
-    Writes to what is stderr at the moment, which a progress bar may have replaced.
+    `sys.stderr` is looked up for each record, because a progress bar may have replaced it.
     """
 
     def __init__(self, *, verbose: bool) -> None:
@@ -43,7 +43,7 @@ class _Console(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """In the language of who reads it; the file stays English."""
+        """The record in the user's language. The file stays English."""
         told, reads = copy.copy(record), language()
         told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
@@ -57,18 +57,18 @@ def _is_talk(record: logging.LogRecord) -> bool:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Not a formatter: Ray gives all handlers of its logger one of its own."""
+    """Escapes here and not in a formatter, because Ray sets its own formatter on all handlers of its logger."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
-    """Log to `folder/log.WORKER.txt` (if a folder is given) and warnings of ours to stderr.
+    """Log to `folder/log.WORKER.txt` (if a folder is given), and our warnings to stderr.
 
     Returns the file handler, so that a caller that outlives the run can remove it with `tear_down_logging`.
     """
-    logging.raiseExceptions = False  # a full disk loses lines, and is told of by the run
+    logging.raiseExceptions = False  # a full disk loses log lines; the run reports the disk itself
     root = logging.getLogger(OURS)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not any(isinstance(handler, _Console) for handler in root.handlers):
@@ -88,21 +88,21 @@ def tear_down_logging(handler: logging.Handler | None) -> None:
     if handler is not None:
         for name in (OURS, *LIBRARIES):
             logging.getLogger(name).removeHandler(handler)
-        with suppress(OSError):  # what the disk has not taken
+        with suppress(OSError):  # the last lines do not fit on a full disk
             handler.close()
 
 
 def silence_grpc() -> None:
-    """For this process and its children; to be called before anything imports grpc, which reads the variable once.
+    """Silence gRPC in this process and its children. Call it before grpc is imported, which reads the variable once.
 
-    Its C++ core writes every failed handshake to stderr, with what the stranger sent as it came: it would fill a file,
-    too. Who has set the variable wants to read that. A failed assertion of gRPC still ends the process (SIGABRT).
+    gRPC's C++ core writes each failed handshake to stderr, with the stranger's bytes unescaped; strangers could fill a
+    log file. A value set by the user stays. A failed assertion of gRPC still ends the process (SIGABRT).
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def to_files_only(library: str) -> None:
-    """For a library that was just imported: what it logs goes into our files, if there are any, and nowhere else."""
+    """Send what a library logs to our log files only (or nowhere without one). Call it after the library's import."""
     logger = logging.getLogger(library)
     logger.propagate = False
     ours = [handler for handler in logger.handlers if isinstance(handler, _LogFile)]

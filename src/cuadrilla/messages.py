@@ -1,12 +1,12 @@
-"""What a person reads: templates with fields, English in the code, other languages in catalogues.
+"""Texts for users: templates with fields, in English in the code and in other languages in catalogues.
 
     raise DataError("{path} has no text", path=path, hint="name another file")
 
-A `Message` is the English text, a `str` as any other, and remembers what it was made of; whoever shows it to a person
-takes it `in_language(language())`. The catalogues are GNU gettext's: `locale/LANGUAGE/LC_MESSAGES/cuadrilla.po`, which
-`tools/messages.py --update` brings up to date, is compiled when cuadrilla is installed, or by `make`.
+A `Message` is the English text, a `str`, and keeps its template and fields. Code that shows it to a person calls
+`in_language(language())`. The catalogues are GNU gettext's: `locale/LANGUAGE/LC_MESSAGES/cuadrilla.po`, kept up to date
+by `tools/messages.py --update`. They are compiled when cuadrilla is installed, or by `make`.
 
-Invariant: a template is a literal of our own code. What comes from outside is a field's value and is never formatted.
+Invariant: a template is a literal of our own code. Text from outside is the value of a field and is never formatted.
 """
 
 import gettext
@@ -21,14 +21,14 @@ from typing import Any
 ENGLISH, SPANISH = "en", "es"
 LANGUAGES = (ENGLISH, SPANISH)
 VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
-"""Where a system says which language a person reads, in the order of GNU gettext."""
+"""Environment variables with the user's languages, in the order in which GNU gettext reads them."""
 LOCALE = Path(__file__).parent / "locale"
 
 Field = str | int | float | None
 
 
 class Message(str):
-    """`template` with `{name}` for each of `fields`. Their values are kept as text, but for numbers."""
+    """The English text of a `template` with a `{name}` for each of the `fields`. Values are kept as text or numbers."""
 
     __slots__ = ("fields", "template")
     template: str
@@ -43,7 +43,7 @@ class Message(str):
         return text
 
     def in_language(self, language: str) -> str:
-        """The text in this language; in English where the catalogue has none."""
+        """The text in this language; in English if the catalogue lacks it."""
         template = translated(self.template, language)
         if not self.fields:
             return template
@@ -54,7 +54,7 @@ class Message(str):
 
 
 class _SpanishNumbers(string.Formatter):
-    """12.345,6 where English has 12,345.6; a number without grouping or fixed places is written as in a run file."""
+    """Writes 12.345,6 for 12,345.6. A number without grouping or fixed decimals stays as a run file has it."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         text = str(super().format_field(value, format_spec))
@@ -82,25 +82,25 @@ OF_THE_SYSTEM = (
     Message("No route to host"),
     Message("Network is unreachable"),
 )
-"""What `OSError.strerror` says most often; it comes to us as a plain text."""
+"""The most frequent values of `OSError.strerror`. They arrive as plain `str`, and are listed for their translation."""
 _SWAPPED = str.maketrans(",.", ".,")
 _FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
 
 
 def shown(text: str, language: str) -> str:
-    """A text as a person reads it: a message or a common reason of the system in this language, others as they are."""
+    """The text for a person: messages and frequent system errors are translated, other texts stay as they are."""
     if isinstance(text, Message):
         return text.in_language(language)
     return translated(text, language) if text in OF_THE_SYSTEM else text
 
 
 def translated(template: str, language: str) -> str:
-    """The template in this language, or itself."""
-    return catalogue(language).gettext(template) if template else ""  # gettext's "" is the catalogue's head
+    """The template in this language; the English one if the catalogue lacks it."""
+    return catalogue(language).gettext(template) if template else ""  # gettext translates "" to the catalogue's header
 
 
 def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = "") -> str:
-    """The first of a person's languages that there is, then of `otherwise`, a browser's; English if none is."""
+    """The first available language of the user's variables, then of `otherwise` (a browser's header); else English."""
     said = next((environment[name] for name in VARIABLES if environment.get(name)), "")
     codes = (word.strip()[:2].lower() for word in f"{said}:{otherwise}".replace(",", ":").split(":"))
     return next((code for code in codes if code in LANGUAGES), ENGLISH)
@@ -112,7 +112,7 @@ def catalogue(language: str) -> gettext.NullTranslations:
 
 
 def _plain(value: object) -> Field:
-    """Numbers of NumPy are numbers, too."""
+    """The value as a number or text of Python; numbers of NumPy are converted too."""
     match value:
         case bool():
             return str(value)

@@ -1,14 +1,14 @@
-r"""What others have written, made fit to be shown: file names, models' texts, what other machines say, logs.
+r"""Makes foreign text safe to show: file names, output of models, messages of other machines, logs.
 
-A terminal obeys some characters instead of showing them, and others change how their neighbours look. These are
-written as their number (`\u001b`), as JSON does it: JSON stays the same value, and nobody has to guess what was there.
+A terminal obeys some characters instead of showing them; others change how their neighbours look. Each of these is
+replaced by its number (`\u001b`), as in JSON: JSON text keeps its value, and a reader sees what was there.
 
-* Controls (C0, DEL, C1, which a terminal also obeys in UTF-8) but for the line feed and the tab, that our own texts
-  are made with. A carriage return would write over its line.
+* Control characters (C0, DEL, C1, which a terminal also obeys in UTF-8), except line feed and tab, which our own texts
+  use. A carriage return would overwrite its line.
 * Line and paragraph separators, and the marks of direction: a name with U+202E reads backwards (CVE-2021-42574).
-* What has no width and no use in a name (U+200B, U+2060 to U+2064, U+FEFF): two names would look the same. U+200C and
-  U+200D stay, Persian and families of emoji are written with them; so do soft hyphens and the tags in flags.
-* Halves of a character (surrogates): Python's stand-ins for bytes of a file's name, which a C locale writes as bytes.
+* Characters without width or use in a name (U+200B, U+2060 to U+2064, U+FEFF): two names would look the same. U+200C
+  and U+200D stay, because Persian and family emoji need them. Soft hyphens and the tags in flags stay, too.
+* Lone surrogates: Python's stand-ins for undecodable bytes of a file name. In a C locale they are printed as bytes.
 """
 
 import re
@@ -21,12 +21,12 @@ _ACTIVE = re.compile(
 
 
 def printable(text: str) -> str:
-    """The same text, in as many lines, with nothing in it that acts on a terminal. Done twice it is done once."""
+    """The text with all such characters escaped, in as many lines. A second call changes nothing."""
     return _ACTIVE.sub(_number, text)
 
 
 def one_line(text: str, *, most: int | None = None) -> str:
-    r"""The same as a part of a line of ours, which it must not end: a line feed is `\n`. `most`: characters to keep."""
+    r"""The printable text for use within a line: a line feed becomes `\n`. `most`: the number of characters to keep."""
     return printable(text[:most]).replace("\n", "\\n")[:most]
 
 
@@ -35,7 +35,7 @@ def _number(found: re.Match[str]) -> str:
 
 
 def filled(text: str, width: int) -> str:
-    """Lines broken between words, below the first one's text where it has a label; a long path stays whole."""
+    """The lines, wrapped between words and indented below the text that follows a label. A long path stays whole."""
     broken = [
         textwrap.fill(
             line, width, subsequent_indent=" " * len(label[0]) if (label := _LABEL.match(line)) else "",

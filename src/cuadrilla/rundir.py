@@ -1,11 +1,11 @@
-"""Names in a run directory, the folder that holds `run.toml`; safe writes, there and elsewhere.
+"""Paths in a run directory (the folder that holds `run.toml`), and safe writes, there and elsewhere.
 
 Invariants
 * One writer: a `FolderLock` holds `lock` (pid and host of the process) for as long as a training runs.
-* A file that is written whole appears whole: temporary name in the same folder, fsync, `os.replace`, fsync folder.
-* What a training writes is its owner's alone, whatever the umask: samples and weights tell what they were made from.
-* A file that is appended to (`metrics.jsonl`, `events.jsonl`) is one JSON object per line. A full disk takes whole
-  lines or none (`append_lines`); one that a power cut tore is skipped by `read_jsonl`, and the next has its own line.
+* A file is replaced as a whole: temporary name in the same folder, fsync, `os.replace`, fsync of the folder.
+* Only the owner can read what a training writes, whatever the umask: samples and weights reveal their training text.
+* A file that grows (`metrics.jsonl`, `events.jsonl`) has one JSON object per line. A full disk takes all of a write or
+  nothing (`append_lines`). A line torn by a power cut is skipped by `read_jsonl`; the next write begins a new line.
 """
 
 import errno
@@ -29,12 +29,12 @@ from safetensors import SafetensorError
 from cuadrilla.errors import ConfigError, ResourceError
 
 SCHEMA = 1
-LOCK_SECONDS = 0.5  # a monitor that looks whether somebody has it takes it for an instant
-MAX_KEPT = 4 * 2**20
+LOCK_SECONDS = 0.5  # a monitor holds the lock for an instant when it tests it (`is_held`)
+MAX_KEPT = 4 * 2**20  # characters that wait in memory for a full disk
 
 
 class RunDir:
-    """Where everything in a run directory is; creates nothing. `version`: of the checkpoint that is meant."""
+    """The paths in a run directory; creates nothing. `version`: the one checkpoint to use, if not chosen by a rule."""
 
     def __init__(self, path: Path, version: int | None = None) -> None:
         self.path = path
@@ -48,17 +48,17 @@ class RunDir:
         self.lock = path / "lock"
         self.checkpoints = path / "checkpoints"
         self.journal = path / "journal"
-        self.notes = path / "notes.txt"  # a person's, written on the dashboard
+        self.notes = path / "notes.txt"  # written by a person on the dashboard
         self.tensorboard = path / "tb"
         self.logs = path / "logs"
-        self.nodes = path / "nodes"  # how each machine was: `NAME.jsonl`, bounded (`node_file`)
-        self.tokenizer = path / "tokenizer.json"  # with it a language model is complete for everything but training
-        self.teachers = path / "teachers"  # copies of the models that teach this one, each in a folder of its number
-        self.initial = path / ".initial"  # the weights that this run begins with, where another machine has sent them
+        self.nodes = path / "nodes"  # usage and log of each machine: `NAME.jsonl` (`node_file`), bounded in size
+        self.tokenizer = path / "tokenizer.json"  # with it, only training needs a language model's data folder
+        self.teachers = path / "teachers"  # copies of the models that teach this one, in folders 0, 1, ...
+        self.initial = path / ".initial"  # initial weights of this run, if another machine has sent them
 
 
 def node_file(worker: str) -> str:
-    """The name of a worker's file in `nodes`; a worker on a device is called NODE/cuda:0."""
+    """The name of a worker's file in `nodes`, quoted: a worker on a device is called NODE/cuda:0."""
     return f"{quote(worker, safe='')}.jsonl"
 
 
@@ -67,7 +67,7 @@ def worker_of_node_file(name: str) -> str:
 
 
 def typed(path: Path) -> str:
-    """A path as one types it here in a shell: from this folder if it lies in it, and quoted where it must be."""
+    """A path to type in this shell: relative if it lies below the working directory, and quoted where necessary."""
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
@@ -77,13 +77,13 @@ def file_sha256(path: Path) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone can look into; one that is there stays as it is. Raises ResourceError."""
+    """Make a folder that only its owner can read. An existing folder stays as it is. Raises ResourceError."""
     with storage_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def open_private(path: str, flags: int) -> int:
-    """For `open`: a file that it makes can be read by its owner alone, from the first byte on."""
+    """An `opener` for `open`: only the owner can read a file made by it, from its first byte on."""
     return os.open(path, flags, 0o600)
 
 
@@ -100,10 +100,11 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """A full, read-only or broken disk becomes a ResourceError that names the path, a name too long a ConfigError."""
+    """Turn errors of a full, read-only or broken disk into a ResourceError with the path; for a too long name, into a
+    ConfigError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the latter is how that library reports a full or failing disk
+    except (OSError, SafetensorError) as error:  # safetensors' error for a full or failing disk
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             raise ConfigError("{path}: the name is too long", path=path, hint="choose a shorter one") from error
         hint = "free some space, or choose a folder where you may write; then run the same command again"
@@ -112,15 +113,15 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
-    """Write a whole file: it holds the old content or the new, never a part. Raises ResourceError.
+    """Replace a whole file: it holds the old content or the new, never a part. Raises ResourceError.
 
-    `private`: nobody else may read it, from the first byte on: a `chmod` afterwards would come too late.
+    `private`: only the owner can read it, from its first byte on. A `chmod` afterwards would come too late.
     """
     raw = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         try:
-            temporary.unlink(missing_ok=True)  # of a killed process: in a container all have the same number
+            temporary.unlink(missing_ok=True)  # left by a killed process: in containers pids repeat
             with open(temporary, "xb", opener=open_private if private else None) as file:
                 file.write(raw)
                 file.flush()
@@ -128,7 +129,7 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
             os.replace(temporary, path)
             fsync_folder(path.parent)
         finally:
-            with suppress(OSError):  # what went wrong before is what matters
+            with suppress(OSError):  # the error before this one is reported
                 temporary.unlink()
 
 
@@ -139,7 +140,7 @@ def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> N
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:
-    """One line in `events.jsonl`. Raises ResourceError."""
+    """Append an event to `events.jsonl`. Raises ResourceError."""
     append_lines(path, event_line(kind, fields))
 
 
@@ -148,7 +149,7 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def append_lines(path: Path, text: str) -> int:
-    """Append whole lines, all of them or nothing, on a line of their own; the file's bytes. Raises ResourceError."""
+    """Append lines, all or none, after ending a torn line. Returns the file's size in bytes. Raises ResourceError."""
     with storage_errors(path), open(path, "a+b", buffering=0, opener=open_private) as file:
         before = file.seek(0, os.SEEK_END)
         file.seek(max(before - 1, 0))
@@ -164,14 +165,14 @@ def append_lines(path: Path, text: str) -> int:
 
 
 class KeptLines:
-    """A file of lines; those that its disk does not take are kept, and written with the next one. For any thread."""
+    """Appends lines to a file. Lines refused by a full disk are kept, and written with the next one. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._kept = path, ""
         self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
-        """Raises ResourceError; the line is kept then, unless `MAX_KEPT` characters are already."""
+        """Raises ResourceError. The line is then kept for the next write, if `MAX_KEPT` allows it."""
         with self._lock:
             if len(self._kept) + len(line) <= MAX_KEPT:
                 self._kept += line
@@ -180,14 +181,14 @@ class KeptLines:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with None for NaN and infinities, of which JSON has none."""
+    """The values, with None for NaN and infinities, which JSON lacks."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A small JSON file of ours; a missing or damaged one is empty."""
+    """The object in a small JSON file of ours; {} if the file is missing or damaged."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -196,7 +197,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of an append-only file; a missing file has none, a torn line is skipped. Raises ConfigError."""
+    """The rows of an append-only file: none of a missing file. A torn line is skipped. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -211,13 +212,13 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of an append-only file, the last of each version at the place of its first: a resumed run repeats some."""
+    """The last row of each version, in the order of their first rows: a resumed run writes some versions again."""
     return list({row.get("version"): row for row in read_jsonl(path)}.values())
 
 
 class FolderLock:
-    """Exclusive use of a folder by one process: a lock of the system's on a file that names its owner. The system
-    takes it back from a process that ends, however that ends. Raises ConfigError (exit 2) while another has it.
+    """Exclusive use of a folder by one process: a lock of the operating system on a file that names its owner. The
+    system frees it when the process ends, even by a kill. Raises ConfigError (exit 2) while another process holds it.
     """
 
     def __init__(self, path: Path, *, purpose: str) -> None:
@@ -243,7 +244,7 @@ class FolderLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._path.unlink(missing_ok=True)  # who waits for it meanwhile sees that, and makes another
+        self._path.unlink(missing_ok=True)  # a process that waits for the lock sees that, and makes a new file
         self._lock.release()
 
 
@@ -254,6 +255,6 @@ def is_held(lock: Path) -> bool:
                 pass
     except filelock.Timeout:
         return True
-    except OSError:  # it belongs to somebody else
+    except OSError:  # the file belongs to another user
         pass
     return False

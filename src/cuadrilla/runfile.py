@@ -1,5 +1,5 @@
-"""A run file: read (TOML text and `--set` values in, a checked `Config` and the origin of each value out), and written:
-the commented one for a size of GPT-2, or settings as Python has them.
+"""Run files. Reading turns TOML text and `--set` values into a checked `Config` with the origin of each value. Writing
+makes the commented run file for a size of GPT-2, or a run file from settings of the Python API.
 """
 
 import difflib
@@ -35,11 +35,11 @@ WANTED = {
     "dict_type": Message("should be a table"),
     "model_type": Message("should be a table"),
 }
-"""Instead of pydantic's errors of these types."""
+"""Messages that replace pydantic's own, by the type of its error."""
 SIGNS = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<", "less_than_equal": "≤"}
 LENGTHS = ("tokens", "epochs", "steps")
-"""Keys of the section `train` of which one holds: the last that was said."""
-SIZES = {  # tokens, and a batch where none is chosen by the rule: where a first run of this size makes sense
+"""Keys of the section `train` that say how long to train. Only the one set last holds."""
+SIZES = {  # for a first run of this size: tokens, and sequences in a batch (None: chosen by a rule)
     "micro": (3_000_000, None),
     "mini": (20_000_000, None),
     "small": (2_500_000_000, 480),
@@ -60,12 +60,12 @@ COMMENTS = (
     Message('Muon for the matrices, AdamW for the rest; or kind = "adamw"'),
     Message("parts of the run"),
 )
-"""Of a run file, in the order of its lines."""
+"""The comments in a run file, in the order of its lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked run: `origins` maps `section.key` to "default", "file" or "--set"."""
+    """A checked configuration. `origins` maps `section.key` to "default", "file" or "--set"."""
 
     config: Config
     origins: dict[str, str]
@@ -74,7 +74,7 @@ class Resolved:
 def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
     """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
 
-    `processes`: where the engine is `local`, it becomes `crew`.
+    `processes`: train with worker processes, so the engine `local` becomes `crew`.
     """
     if path.is_dir():
         path = path / "run.toml"
@@ -90,17 +90,17 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 
 
 def has_begun(run: RunDir) -> bool:
-    """Whether it has a checkpoint."""
+    """Whether the run has a checkpoint."""
     return run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
 
 
 def literal(value: Any) -> str:
-    """A value as `--set` reads it. Raises ConfigError for one that TOML has not."""
+    """A value written as `--set` reads it. Raises ConfigError for a type that TOML lacks."""
     return _toml({"value": value}).removeprefix("value = ").strip()
 
 
 def as_sets(values: Mapping[str, Any]) -> list[str]:
-    """Values by `section.key` as `--set` takes them. Raises ConfigError."""
+    """Values by `section.key`, as arguments for `--set`. Raises ConfigError."""
     return [f"{key}={literal(value)}" for key, value in values.items()]
 
 
@@ -113,10 +113,9 @@ def _toml(values: Mapping[str, Any]) -> str:
 
 
 def read_run_config(run: RunDir) -> Config:
-    """What a run directory was last trained with: its config.json; until it has begun, its run file. Raises
-    ConfigError."""
+    """The configuration of the last training (config.json); before the first, the run file. Raises ConfigError."""
     if not run.config.exists() or (run.run_file.exists() and not has_begun(run)):
-        return read_run_file(run.run_file).config  # also of one that was imported, and edited since
+        return read_run_file(run.run_file).config  # an imported run has both, and its run file may have been edited
     try:
         return Config.model_validate(json.loads(run.config.read_bytes())["values"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -136,7 +135,7 @@ def resolve(
     name: str = "run.toml",
     processes: bool = False,
 ) -> Resolved:
-    """Check TOML text plus `--set` values; see `read_run_file`."""
+    """Check TOML text with `--set` values; see `read_run_file`."""
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in leaves(values)}
     parsed = [parse_set(item) for item in sets]
@@ -161,7 +160,7 @@ def resolve(
 
 
 def parse_toml(text: str, *, name: str) -> dict[str, Any]:
-    """TOML text to nested dicts; ConfigError with the line."""
+    """TOML text as nested dicts. Raises ConfigError that names the line."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -200,7 +199,7 @@ def load_dumped(text: str) -> Config:
 
 
 def to_toml(config: Config) -> str:
-    """Without what is not set, which TOML cannot say."""
+    """The configuration as TOML text, without keys that are None: TOML has no null."""
     return tomli_w.dumps(config.model_dump(by_alias=True, mode="json", exclude_none=True))
 
 
@@ -211,7 +210,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by `section.key`."""
+    """Nested values, flattened to `section.key`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -222,7 +221,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _take_back_lengths(values: dict[str, Any], keys: Sequence[str]) -> None:
-    """A length that is given now replaces the one in the file."""
+    """Drop the file's length (see `LENGTHS`) if `--set` gives one."""
     train = values.get("train")
     if isinstance(train, dict) and any(f"train.{length}" in keys for length in LENGTHS):
         for length in LENGTHS:
@@ -239,7 +238,7 @@ def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
 
 
 def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
-    """The first problem, in one line, with a "did you mean" for unknown keys and the legal range for values."""
+    """The first problem in one line, with "did you mean" for an unknown key and the legal range for a value."""
     problem = error.errors()[0]
     *section, last = [str(part) for at, part in enumerate(problem["loc"]) if at != 1 or part not in KINDS] or [""]
     key = ".".join([*section, last]) or Message("the run file")
@@ -269,7 +268,7 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
 
 
 def in_our_words(problem: ErrorDetails) -> str:
-    """Our own message, or that of pydantic: the frequent ones as templates, the others as they are."""
+    """The text of a problem: our own message, a template for a frequent one of pydantic, or else pydantic's text."""
     match problem.get("ctx", {}):
         case {"error": ValueError(args=(Message() as message,))}:
             return message
@@ -281,7 +280,7 @@ def in_our_words(problem: ErrorDetails) -> str:
 
 
 def _variants() -> dict[str, tuple[type[Section], ...]]:
-    """Sections that come in variants, each with its own `kind`."""
+    """The variants of each section that has several, told apart by `kind`."""
     found = {name: typing.get_args(field.annotation) for name, field in Config.model_fields.items()}
     return {name: variants for name, variants in found.items() if isinstance(next(iter(variants), None), type)}
 
@@ -292,13 +291,13 @@ KINDS = frozenset(
     for variant in variants
     for kind in typing.get_args(variant.model_fields["kind"].annotation)
 )
-"""Kinds of all variants: pydantic puts them into the places of errors (`optim.muon.lr`)."""
+"""The kinds of all variants. Pydantic inserts them into the location of an error (`optim.muon.lr`)."""
 
 
 def _known_keys(section: list[str]) -> list[str]:
     if not section:
         return [field.alias or name for name, field in Config.model_fields.items()]
-    if section[:2] == ["tune", "space"] and len(section) > 2:  # whose keys a user chooses
+    if section[:2] == ["tune", "space"] and len(section) > 2:  # a user chooses its keys
         return list(DimensionSection.model_fields)
     field = Config.model_fields[section[0]]
     variants = _variants().get(section[0], (field.annotation,))
@@ -306,7 +305,7 @@ def _known_keys(section: list[str]) -> list[str]:
 
 
 def make_run(folder: Path, text: str) -> RunDir:
-    """A run folder with this run file. Raises ConfigError if it has one."""
+    """Make a run folder with this run file. Raises ConfigError if the folder already has one."""
     run = RunDir(folder)
     if run.run_file.exists():
         raise ConfigError("{path} exists", path=run.run_file, hint="choose another name, or edit that file")
@@ -316,9 +315,9 @@ def make_run(folder: Path, text: str) -> RunDir:
 
 
 def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
-    """Sections of a run as the text of the run file in `folder`: a mapping, or such a text, which is checked.
+    """The text of the run file in `folder`, from a mapping of sections, or from such a text, which is only checked.
 
-    A data folder may be named as seen from here or from `folder`. Raises ConfigError.
+    In a mapping, the data folder may be relative to the working directory or to `folder`. Raises ConfigError.
     """
     if isinstance(settings, str):
         resolve(settings)
@@ -333,7 +332,7 @@ def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
 
 
 def seen_from(run: Path, data: str) -> str:
-    """A data folder as a run file names it, whether it was typed so or as seen from here."""
+    """The data folder relative to the run. `data` may be relative to the run or to the working directory."""
     return os.path.relpath(data, run) if not (run / data).exists() and Path(data).exists() else data
 
 

@@ -1,4 +1,4 @@
-"""A Python file of the user's, loaded as a module: the task of a run."""
+"""Loads a user's Python file, the task of a run, as a module."""
 
 import hashlib
 import importlib.util
@@ -10,11 +10,11 @@ from types import ModuleType, TracebackType
 from cuadrilla.errors import CuadrillaError, TaskError
 
 MODULE_PREFIX = "cuadrilla_task_"
-"""A user's file is loaded as a module of this name, its own and its folder's: two runs may be here at once."""
+"""Names of users' modules begin with this and end with a hash of the path: one process may load files of two runs."""
 
 
 class UsersCode:
-    """A block in which code of a user's runs: whatever ends it, `sys.exit` too, is a TaskError."""
+    """A block that runs a user's code. An error in it, `sys.exit` included, becomes a TaskError."""
 
     def __enter__(self) -> None: ...
 
@@ -35,14 +35,14 @@ class UsersCode:
 
 
 _beside: dict[Path, set[Path]] = {}
-"""Each file that was loaded, and those beside it that it has imported."""
+"""By loaded file: the files in its folder that it has imported."""
 
 
 def load_file(path: Path) -> ModuleType:
-    """Run the file, which is there. It may import modules that lie beside it, last: a file named like an installed
-    package does not replace it. Modules beside another file that was loaded before are forgotten.
+    """Load an existing file. It may import modules of its folder, which comes last in `sys.path`: a file named like an
+    installed package does not replace the package. Modules of folders of files loaded earlier are forgotten.
 
-    Raises TaskError where it cannot be loaded; an error of another kind inside the file comes as it is.
+    Raises TaskError if the file cannot be loaded. Errors of other kinds in the file are passed on.
     """
     path = path.resolve()
     _forget({file.parent for file in _beside} - {path.parent})
@@ -69,13 +69,13 @@ def load_file(path: Path) -> ModuleType:
 
 
 def files_of(path: Path) -> list[Path]:
-    """A file that was loaded, and those beside it that it has imported."""
+    """A loaded file, and the files in its folder that it has imported."""
     beside = _beside.get(path.resolve(), set()) | {file for _, file in _modules_in({path.parent})}
     return [path, *sorted(file for file in beside if file.name != path.name)]
 
 
 def _forget(folders: set[Path]) -> None:
-    """Modules that lie in these folders, and that they are looked for there."""
+    """Remove the modules of these folders from `sys.modules`, and the folders from `sys.path`."""
     for name, _ in _modules_in(folders):
         if name != "__main__" and not name.startswith(MODULE_PREFIX):
             del sys.modules[name]

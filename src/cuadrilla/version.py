@@ -1,3 +1,3 @@
-"""The version of this package; modules take it from here, since the package itself imports them."""
+"""The version of this package. Modules import it from here, because `cuadrilla/__init__.py` imports them."""
 
 __version__ = "0.1.0"

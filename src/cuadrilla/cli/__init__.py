@@ -1,7 +1,7 @@
-"""The `cuadrilla` command: one file per group of verbs, one error boundary.
+"""The `cuadrilla` command: one file per group of commands, one error boundary.
 
-Data goes to stdout, talk to stderr; `--json` turns every table into JSON; `--debug` shows tracebacks. Nothing here
-imports torch at the top: `cuadrilla --help` must answer at once on a machine without it.
+Data go to stdout, messages to stderr. `--json` turns every table into JSON, `--debug` shows tracebacks. No module here
+imports torch at its top: `cuadrilla --help` must answer at once, also on a machine without torch.
 """
 
 import sys

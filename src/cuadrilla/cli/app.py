@@ -31,7 +31,7 @@ from cuadrilla.user_file import MODULE_PREFIX
 from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""What a path can be that no code can foresee; anything else is reported as ours."""
+"""Errors of paths that a user has typed: reported as ConfigError. Other unforeseen errors are reported as our bugs."""
 EVERYWHERE = Message("With every command: --json for data, --debug for tracebacks, --lang en|es.")
 HELP = Message("Show this message and exit.")
 UsageError: Any = typer.BadParameter.__base__
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class Root(typer.core.TyperGroup):
-    """Says that it was interrupted, of which Typer's says nothing."""
+    """Reports an interruption, which Typer's own group does not."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -72,11 +72,11 @@ def root(
     options.supervised = supervised
     if supervised:
         end_with_parent()
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # in the terminal's background it may write, and set its cursor
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # in the background it may still write, and move the cursor
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
-    """The root command with the verb that is called, or with the list of all: their modules cost a second to import."""
+    """The root command with only the called command, or with a list of all: to import all modules takes a second."""
     app = typer.Typer(
         name="cuadrilla",
         cls=Root,
@@ -99,7 +99,7 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _completed() -> list[str]:
-    """The words of the line that a shell asks to complete: as Typer's scripts hand them on."""
+    """The words of the command line to complete, from the variables that Typer's shell scripts set."""
     return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:]
 
 
@@ -111,23 +111,23 @@ def main() -> None:
     """Run a command; every error ends as one line of cause, one of remedy and a documented exit code."""
     keep_freed_memory()  # training, evaluation, generation and preparation allocate the same blocks again and again
     sleep_early()
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else cuda:1 is not the card that `devices` shows
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else cuda:1 may not be nvidia-smi's card 1
     silence_grpc()
     threading.excepthook = report_thread
     code = run()
     if "grpc" in sys.modules:
-        # Its threads may be inside C++ code; the interpreter's farewell would end them there, by an abort (signal 6).
+        # Its threads may be inside C++ code. The interpreter's shutdown would end them there, by an abort (signal 6).
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
-    gc.freeze()  # else the interpreter looks through all that torch has made, for a third of a second
+    gc.freeze()  # else the interpreter's last collection scans torch's objects: a third of a second
     sys.exit(code)
 
 
 def run() -> int:
-    """Run the command of `sys.argv`; its exit code."""
+    """Run the command in `sys.argv`, and return its exit code."""
     try:
         arguments = _without_global_flags(sys.argv[1:])
         if arguments[:1] == ["help"]:
@@ -143,7 +143,7 @@ def run() -> int:
         code = command(arguments, prog_name="cuadrilla", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as error:
-        if type(error).__name__ != "NoArgsIsHelpError":  # which has shown the help
+        if type(error).__name__ != "NoArgsIsHelpError":  # that one has shown the help already
             report_error(_usage(error))
         return ConfigError.exit_code
     except SystemExit as leaving:
@@ -153,7 +153,7 @@ def run() -> int:
             traceback.print_exc()
         report_error(error)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # Typer's: nobody is there to answer a question
+    except (KeyboardInterrupt, typer.Abort):  # Abort: a question was not answered
         say("interrupted")
         return INTERRUPTED_EXIT_CODE
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
@@ -165,7 +165,7 @@ def run() -> int:
 
 
 def _without_global_flags(arguments: Sequence[str]) -> list[str]:
-    """`--json`, `--debug` and `--lang` hold wherever they stand. Raises ConfigError."""
+    """Apply and remove `--json`, `--debug` and `--lang`, wherever they stand. Raises ConfigError."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = _without_language(arguments[:end])
     options.json, options.debug = "--json" in ours, "--debug" in ours
@@ -173,7 +173,7 @@ def _without_global_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _without_language(words: Sequence[str]) -> list[str]:
-    """The other words; processes that this one starts speak the same language."""
+    """Apply and remove `--lang`. It is set as an environment variable, so that child processes use it too."""
     left, following = [], iter(words)
     for word in following:
         if word != "--lang" and not word.startswith("--lang="):
@@ -187,7 +187,7 @@ def _without_language(words: Sequence[str]) -> list[str]:
 
 
 def translate_help(command: Any, reads: str) -> None:
-    """Translate a command as Typer has made it, its options and its subcommands."""
+    """Translate the help of a command that Typer has made, with its options and subcommands."""
     for part in (command, *command.params):
         for name in ("help", "rich_help_panel", "options_metavar", "subcommand_metavar"):
             if text := getattr(part, name, None):
@@ -201,7 +201,7 @@ def translate_help(command: Any, reads: str) -> None:
 
 
 def translate_headings(reads: str) -> None:
-    """Typer's own words in its help."""
+    """Translate the headings of Typer's help."""
     from typer import rich_utils
 
     for name, said in HEADINGS.items():
@@ -209,7 +209,7 @@ def translate_headings(reads: str) -> None:
 
 
 def _usage(error: Any) -> ConfigError:
-    """What was typed wrongly, of which Typer speaks English."""
+    """Typer's usage error as a ConfigError: Typer itself has only English texts."""
     of = error.ctx.command_path if error.ctx else "cuadrilla"
     hint = "{of} --help"
     parameter = getattr(error, "param", None)
@@ -251,7 +251,7 @@ def _in_words(error: Exception) -> CuadrillaError:
 
 
 def report_thread(failure: threading.ExceptHookArgs) -> None:
-    """An error that a thread lets out, as those of libraries do: a line here, the traceback in the log."""
+    """Report an error that has ended a thread, often a library's: one line on stderr, the traceback in the log."""
     if options.debug or failure.exc_value is None:
         threading.__excepthook__(failure)
     elif not isinstance(failure.exc_value, SystemExit):
@@ -261,7 +261,7 @@ def report_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 def _place_in_task(error: BaseException) -> str:
-    """`file.py:12 in loss` when the error came up in a user's file or beside it; else nothing."""
+    """`file.py:12 in loss` if the error arose in a user's file or in its folder; else an empty text."""
     files = [module.__file__ for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
     folders = {Path(file).parent for file in files if file}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -1,4 +1,4 @@
-"""`train --show-config`: what a run file really says."""
+"""`train --show-config` and `--explain-config`, and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,12 +21,12 @@ AllowChanges = Annotated[
 
 
 def folder_of(run: Path) -> RunDir:
-    """The folder of a run that is named by it, or by its run file."""
+    """The folder of a run, from its own path or from that of its run file."""
     return RunDir((run.parent if run.is_file() else run).resolve())
 
 
 def show_config(run: Path, sets: list[str]) -> None:
-    """Every value of a run and where it comes from: default, file or --set, or why it was decided so."""
+    """Print every value of a run and its origin: default, file, --set, or the reason of the rule that chose it."""
     from cuadrilla.plan.decide import decide
 
     resolved = read_run_file(run, sets=sets)
@@ -36,7 +36,7 @@ def show_config(run: Path, sets: list[str]) -> None:
     rows = []
     for name, value in leaves(dump(config)).items():
         origin = resolved.origins[name]
-        if name.startswith("tune.space.") and origin == "default":  # of no interest
+        if name.startswith("tune.space.") and origin == "default":  # defaults within a search: nobody needs them
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"
@@ -45,7 +45,7 @@ def show_config(run: Path, sets: list[str]) -> None:
 
 
 def explain_config() -> None:
-    """Every key with its default and its help text."""
+    """Print every key with its default and its help text."""
     example = resolve('[data]\nfolder = "data"\n[train]\nsteps = 1\n').config
     rows = []
     for section in Config.model_fields:

@@ -1,7 +1,7 @@
-"""The crew's verbs: `up` coordinates, `join` works for a coordinator, and who is let in or sent away.
+"""The commands of a crew: `up` coordinates, `join` works for a coordinator, `invite` and `kick` change its machines.
 
-An invite is read from a hidden prompt, from standard input or from a file, never from an argument: arguments are seen
-by everybody on a machine.
+An invite is read from a hidden prompt, from standard input or from a file, never from an argument: all users of a
+machine can see the arguments of its processes.
 """
 
 import json
@@ -101,7 +101,7 @@ def up(
 
 @contextmanager
 def coordinating(purpose: str) -> Iterator[Home]:
-    """This machine's home, whose crew only this process coordinates: it has the keys and gets the invites."""
+    """Gives this machine's home folder, with keys and invites, while only this process coordinates the crew in it."""
     home = Home.of_user()
     make_private(home.crew)
     with FolderLock(home.crew / "lock", purpose=purpose):
@@ -112,9 +112,9 @@ def coordinating(purpose: str) -> Iterator[Home]:
 
 
 def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) -> None:
-    """What others type and paste to come into a crew, which coordinates what is in `folder`. Raises LinkError.
+    """Print what to type and paste on other machines so that they join the crew. Raises LinkError.
 
-    `address`: that others dial, if it is not the one that the crew listens on.
+    `folder`: the run, search or queue of the crew. `address`: what others dial, if it is not the address listened on.
     """
     from cuadrilla.link.identity import key_hash
 
@@ -129,13 +129,13 @@ def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) ->
         dialled=dialled,
         address=crew.address,
     )
-    if not (listens.is_loopback or dialled):  # a crew of this machine alone; or its owner has seen to it
+    if not (listens.is_loopback or dialled):  # else only this machine joins, or `address` is set
         _show_reachability(listens)
     _show_invite(home, uses=uses)
 
 
 def _show_reachability(here: Address) -> None:
-    """Say so if nobody on the network could dial this address, and what to do about it."""
+    """If no machine on the network can dial this address, say what to do about it."""
     from cuadrilla.host.card import HOST, read_reachability
     from cuadrilla.host.facts import read_facts
 
@@ -157,7 +157,7 @@ def invite(uses: Uses = 1) -> None:
 
 
 def _show_invite(home: Home, *, uses: int) -> None:
-    """The invite goes to standard output: it can be piped to where it is needed."""
+    """Make an invite and print it to standard output, so that it can be piped to where it is needed."""
     from cuadrilla.link.invite import Invite, hash_secret, new_secret
 
     crew = home.open_crew()
@@ -215,7 +215,7 @@ def join(
     from cuadrilla.crew.run import all_ranks
 
     if devices:
-        choose_uses(devices)  # before the invite is used up
+        choose_uses(devices)  # a wrong name fails before the invite is used up
     rules = OwnerRules(while_idle=while_idle, on_power=on_power, low_priority=low_priority)
     set_priority(rules)
     if place is not None and devices:
@@ -247,7 +247,7 @@ def join(
 
 
 def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
-    """Until the run, or the coordinator's last job, ends; why it ended."""
+    """Work until the run, or the coordinator's last job, ends. Returns why it ended."""
     from cuadrilla.crew.bundle import require_work
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.worker import once, work_on_all
@@ -276,7 +276,7 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     `settings`: as `worker_command` has it. At the coordinator of this machine `run` and its address are in it.
     """
     keep_answer_apart()
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach a whole group of processes; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
@@ -303,9 +303,9 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
 
 
 def read_invite(home: Home, address: str, file: TextIO | None, *, anew: bool = False) -> str | None:
-    """What lets this machine into a crew; None if it is in one, unless it joins `anew`.
+    """The invite for a crew; None if this machine has already joined one and does not join `anew`.
 
-    Asked before anything else is imported: who has copied it pastes at once.
+    It is asked for before the slow imports, because a user who has copied it pastes it at once.
     """
     if not anew and file is None and home.find_crew(address) is not None:
         return None
@@ -313,9 +313,9 @@ def read_invite(home: Home, address: str, file: TextIO | None, *, anew: bool = F
 
 
 def _typed_unseen() -> str:
-    """A line from the terminal. `getpass` would throw away what was pasted before it asks."""
+    """A line from the terminal, without echo. `getpass` would discard what was pasted before its prompt."""
     asked = shown(Message("invite (not shown): "), language())
-    if sys.platform == "win32":  # where it throws nothing away
+    if sys.platform == "win32":  # there it discards nothing
         return getpass(asked, stream=sys.stderr)
     keyboard = sys.stdin.fileno()
     usual = termios.tcgetattr(keyboard)
@@ -329,7 +329,7 @@ def _typed_unseen() -> str:
 
 
 def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> Joined:
-    """The crew to work for, by an invite if there is one; begins the log."""
+    """The crew to work for, joined with the invite if there is one. Also sets up logging."""
     from cuadrilla.crew.enrol import enrol
 
     crew = home.find_crew(address) if invited is None else None

@@ -66,7 +66,7 @@ def _save(places: list[Path], page: Path) -> None:
 
 
 def _tell(url: str, names: list[str], *, token: str) -> None:
-    """The token stands behind `#`: a browser sends that part of an address to nobody."""
+    """Print the address. The token stands behind `#`: a browser sends that part of an address to no server."""
     if not names:
         say("no run yet; those that begin here will be shown")
     say("open this in a browser of this machine; Ctrl-C ends it")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # only `get` needs HTTP
 MAX_ROWS = 20
 MAX_NAMES = 5
 LEFT_OUT = ("documents_", "filtered_", "records_")
-"""How the names of such counts in a manifest begin."""
+"""Prefixes of the counts in a manifest that say how many documents were left out."""
 SOURCES_HELP = (
     "Files and folders (text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or"
     " .tar), or cuentos:N for N built-in stories."
@@ -55,7 +55,7 @@ def get_command(
 
 
 def fetched(names: Sequence[str], *, to: Path, sha256: str = "") -> "list[Fetched]":
-    """What these names and addresses stand for, below the folder `to`. Raises as `fetch`, and ConfigError."""
+    """Fetch corpora by name or address into the folder `to`. Raises ConfigError, and the errors of `fetch`."""
     from cuadrilla.data.catalogue import resolve
     from cuadrilla.data.download import fetch
 
@@ -141,7 +141,7 @@ def prepare_command(
 
 
 def _workers(dask: str | None) -> "AbstractContextManager[Workers | None]":
-    """None: processes of this machine."""
+    """The workers of a Dask cluster; None for processes of this machine."""
     if dask is None:
         return nullcontext()
     try:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 VOCABULARY = 1024
 STEPS, BATCH = 1100, 8
-"""With 16 sequences in a step the stories are no better (docs/experiments.md)."""
+"""Steps, and sequences in each. With 16 sequences the stories are no better (docs/experiments.md)."""
 STORIES_PER_STEP, MIN_STORIES = 19, 2000
-"""So many make one epoch."""
+"""Stories to generate: `STORIES_PER_STEP` for each step make one epoch."""
 RUN_FILE = """\
 # The demonstration run of `cuadrilla demo`: a small Spanish GPT-2 on the built-in stories.
 schema = 1
@@ -63,7 +63,7 @@ VICTIM = "worker-3"
 
 
 class Accident(Sink):
-    """A sink that kills one of the workers, as if its plug had been pulled, when half of the steps are done."""
+    """A sink that kills one of the workers at step `at`, as if its plug had been pulled."""
 
     def __init__(self, *, at: int) -> None:
         self._at = at
@@ -80,7 +80,7 @@ class Accident(Sink):
             self.happened_at = version
 
     def report(self, run: RunDir) -> str:
-        """What became of the run, as its own files tell it."""
+        """What became of the run after the kill, from its own files; empty if no worker was killed."""
         if not self.happened_at:
             return ""
         versions = [row["version"] for row in last_rows(run.metrics)]
@@ -108,7 +108,7 @@ def demo(
     under_a_parent(run)
     if not run.run_file.exists():
         write_atomic(run.run_file, RUN_FILE.format(steps=steps, batch=BATCH, speeds=SPEEDS))
-    resolved = read_run_file(run.run_file)  # of the first time, if this goes on
+    resolved = read_run_file(run.run_file)  # a resumed run keeps its first run file
     stories = max(MIN_STORIES, STORIES_PER_STEP * resolved.config.train.steps)
     say("1/4 data        {stories:,} built-in stories, tokenizer of {size:,}", stories=stories, size=VOCABULARY)
     with shown_progress() as progress:

@@ -27,7 +27,7 @@ Found = tuple[str, Finding]
 
 MARKS: dict[Level, str] = {"ok": "✔", "warning": "!", "failure": "✘"}
 PLAIN_MARKS: dict[Level, str] = {"ok": "+", "warning": "!", "failure": "X"}
-"""For terminals that lack the others."""
+"""For terminals whose encoding lacks those of `MARKS`."""
 REPORTED = ("torch", "numpy", "grpcio", "safetensors", "tokenizers", "transformers", "ray", "dask", "optuna")
 """The packages whose versions explain most problems."""
 
@@ -54,7 +54,7 @@ def doctor(
     head = Address.parse(address) if address else None
     here = this_machine(port=port, devices_seconds=timeout)
     looking = itertools.chain(examine(here), _way(head) if head else ())
-    if report:  # for who helps
+    if report:  # those who help read English
         os.environ[VARIABLES[0]] = ENGLISH
     found = [*looking] if options.json else _show(looking, head=_versions() if report else [f"cuadrilla {__version__}"])
     if options.json:
@@ -64,13 +64,13 @@ def doctor(
 
 
 def _way(address: Address) -> Iterator[Found]:
-    """The steps to a coordinator, with the keys of this machine if it has some of that crew."""
+    """Findings on the way to a coordinator. This machine's keys are used if it has joined the crew at that address."""
     crew = next((crew for crew in Home.of_user().joined() if crew.address == str(address)), None)
     yield from ((f"link.{step}", each) for step, each in walk(address, crew=crew))
 
 
 def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str, Any]:
-    """The findings and devices as data. Texts are English."""
+    """The findings and devices as data, with texts in English."""
     levels = Counter(each.level for _, each in found)
     return {
         "cuadrilla": __version__,
@@ -84,14 +84,14 @@ def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str
 
 
 def _versions() -> list[str]:
-    """What explains most problems. Neither variables nor files of a run are read."""
+    """The versions that explain most problems. Environment variables and files of a run are not read."""
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
     packages = ", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed)
     return [f"cuadrilla {__version__}, Python {platform.python_version()}, {platform.platform()}", packages]
 
 
 def _show(looking: Iterable[Found], *, head: Sequence[str]) -> list[Found]:
-    """A line for each finding as it is found, and under it what to do: readable without colour."""
+    """Print each finding as it is found, and under it what to do. No colour is needed to read it."""
     unicode = (stdout().encoding or "").lower().startswith("utf")
     marks, found = MARKS if unicode else PLAIN_MARKS, []
     for line in head:

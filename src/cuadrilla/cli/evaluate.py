@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cuadrilla.train.trained import LanguageModel, Trained
 
     Test = tuple[Message, Callable[[LanguageModel], Figure]]
-    """What is measured alike for all language models."""
+    """A measure for all language models: what the progress bar says, and the function."""
 
 STORY_PAIRS_SEED = 1  # never trained on
 SCALE_BYTES = 2**20
@@ -62,20 +62,20 @@ def evaluate(
 
 
 def _say_on_what(trained: "Trained") -> None:
-    """Why its figures are others than those of the training."""
+    """Say on how many sequences the run is measured, because its training used fewer."""
     total, then = len(trained.task.data("val")), trained.config.evaluate.sequences
     if 0 < then < total:
         say("on all {total:,} held-out sequences; in training on {then:,}", total=total, then=then)
 
 
 def _say_scale(run: Path) -> None:
-    """A figure that many know, of the same text."""
+    """For comparison, say how well the compressor xz does on the same text."""
     raw = "\n\n".join(_held_out_of([run])[1]()).encode()[:SCALE_BYTES]
     say("fewer are better; xz needs {bits:.2f} bits per byte", bits=8 * len(lzma.compress(raw)) / len(raw))
 
 
 def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
-    """Measures of the built-in stories. Raises ConfigError for a model of another kind."""
+    """Measures on built-in stories and minimal pairs. Raises ConfigError if it is not a language model."""
     from cuadrilla.model.gpt2 import GPT2
     from cuadrilla.model.language import LanguageTask
     from cuadrilla.train.evaluate import judge_stories
@@ -101,7 +101,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, newest: bool) -> None:
-    """Each model in its turn, so that one is in memory; a row for each figure, a column for each model."""
+    """Measure one model at a time, so that one is in memory. Print a row for each figure, a column for each model."""
     from cuadrilla.train.trained import open_model
 
     measured: list[dict[str, Any]] = []
@@ -137,8 +137,8 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, n
 
 
 def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> "list[Test]":
-    """Read before the first model is loaded. Raises DataError for a file that cannot be used, ConfigError if there is
-    nothing to measure on."""
+    """The measures to take. Texts are read before the first model is loaded. Raises DataError for a file that cannot be
+    used, ConfigError if there is nothing to measure on."""
     from cuadrilla.data import cuentos
     from cuadrilla.train import eval_metrics
 
@@ -164,7 +164,7 @@ def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> 
 
 
 def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:
-    """The first run's held-out text, for all if no other is given: its name and its documents."""
+    """Name and documents of the first run's held-out text, on which all models are measured if no text is given."""
     from cuadrilla.data.folder import TOKENIZER, read_manifest
     from cuadrilla.data.tokenizer import Tokenizer
     from cuadrilla.runfile import read_run_config
@@ -176,13 +176,13 @@ def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]
         hint = "name a trained run, or a text with --text"
         raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=paths[0], hint=hint)
     folder = run.path / read_run_config(run).data.folder
-    read_manifest(folder)  # which says it better than its tokenizer, if they are not there
+    read_manifest(folder)  # its error is clearer than the tokenizer's if the folder is missing
     name = Message("held-out text of {path}", path=run.path)
     return name, partial(held_out_texts, folder, Tokenizer.load(folder / TOKENIZER))
 
 
 def _differences(found: "Sequence[Figure]", first: "Sequence[Figure]") -> list[dict[str, Any]]:
-    """How a model differs from the first one, for each figure of which both have the same items."""
+    """The difference of a model from the first one, for each figure that both have for the same items."""
     from cuadrilla.train.eval_metrics import difference
 
     if found is first:

@@ -1,4 +1,4 @@
-"""Whole runs as jobs, from the command line: what a process that trains them does, and where they are done."""
+"""Whole runs as jobs: the process that trains them, and the executors of this machine and of its crew."""
 
 import gc
 import queue
@@ -37,7 +37,7 @@ def work_on(
 ) -> None:
     """Train the trials whose folders come by standard input; ends with the process that writes there."""
     keep_answer_apart()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches a whole group of processes; the search decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole process group; the parent decides
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
     from cuadrilla.crew.run import Audience, train_run
@@ -51,9 +51,9 @@ def work_on(
     while not stopped.is_set():
         with suppress(queue.Empty):
             folder = Path(folders.get(timeout=LOOK_SECONDS))
-            gc.collect()  # the model of the one before
+            gc.collect()  # frees the model of the run before
             outcome = train_run(read_run_file(folder, sets=more), RunDir(folder), allow_changes=True, audience=audience)
-            ended = outcome.complete or not outcome.interrupted  # of itself: its patience was at its end
+            ended = outcome.complete or not outcome.interrupted  # `evaluate.patience` ended it
             write_json(folder / OUTCOME, {"complete": ended}, private=True)
 
 
@@ -64,14 +64,14 @@ def _until_terminated(stopped: threading.Event, request_stop: Callable[[str], No
         request_stop(Message("the coordinator wants this job back"))
 
     with handling({signal.SIGTERM: handler}):
-        if stopped.is_set():  # while the run was made ready
+        if stopped.is_set():  # the signal came before this block
             handler(signal.SIGTERM, None)
         yield
 
 
 def local_executor(*, logs: Path, config: "Config | None" = None, together: int = 0) -> "LocalExecutor":
-    """The executor of this machine, for runs of this configuration or for any: `together` at once, or one on each
-    accelerator, or one; cores are divided. Raises DeviceError.
+    """The executor of this machine, for runs of `config` (None: for any). It trains `together` runs at once; 0: one on
+    each accelerator, or one if there is none. They divide the cores. Raises DeviceError.
     """
     from cuadrilla.crew.equipment import choose_uses, num_cores
     from cuadrilla.jobs.local import LocalExecutor
@@ -88,7 +88,7 @@ def local_executor(*, logs: Path, config: "Config | None" = None, together: int 
 
 @contextmanager
 def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iterator["CrewExecutor"]:
-    """The machines that join this machine's crew. `folder`: of what they do. Raises ConfigError, LinkError."""
+    """The executor of the machines that join. `folder`: the search or the queue. Raises ConfigError, LinkError."""
     from cuadrilla.jobs.crew import CrewExecutor
 
     set_up_logging(None, verbose=options.debug)

@@ -61,7 +61,7 @@ def generate(
 
 
 def about(model: "LanguageModel | Trained") -> Message:
-    """Which step of a run it is from, and how it computes."""
+    """A line about a loaded model: its step if it is from a run, its device and its precision."""
     return Message(
         "{device}, {precision}" if model.step is None else "{step}, {device}, {precision}",
         step=model.step,

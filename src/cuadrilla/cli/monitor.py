@@ -29,7 +29,7 @@ from cuadrilla.monitor.screen import machine_screen, run_screen
 from cuadrilla.rundir import read_object
 
 FIRST_SECONDS = 0.5
-"""The processor's figure is a mean since the sample before."""
+"""Between the first two samples: the processor's figure is a mean since the previous sample."""
 
 
 Data = dict[str, Any]
@@ -52,7 +52,7 @@ def monitor(
     Of a crew that trains or takes runs, also what each machine does.
     On a terminal one screen, drawn again; elsewhere plain lines. Of a run it reads the folder only, running or ended.
     """
-    # Ctrl-C is how one ends it. A SIGTERM is taken in the same way, so that the terminal gets its cursor back.
+    # Ctrl-C ends this command. SIGTERM is handled in the same way, so that the terminal gets its cursor back.
     with contextlib.suppress(KeyboardInterrupt), handling({signal.SIGTERM: signal.default_int_handler}):
         if run is not None:
             reader = open_run(folder_of(run).path, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
@@ -73,7 +73,7 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
         while True:
             now = read()
             if options.json:
-                emit_json(now, indent=None)  # a line for a value
+                emit_json(now, indent=None)  # one line for each sample
             else:
                 clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
                 show(draw(now, clock=clock, width=console.width if is_drawn else None))
@@ -85,7 +85,7 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
 
 @contextlib.contextmanager
 def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """A terminal's other screen, drawn again with each sample; the last one stays on the first."""
+    """Draw each sample on the terminal's alternate screen. At the end, print the last one on the normal screen."""
     shown: list[RenderableType] = [""]
 
     def show(screen: RenderableType) -> None:
@@ -100,7 +100,7 @@ def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 class _ThisMachine:
-    """With the crew that it coordinates."""
+    """Reads the usage of this machine, and the crew that it coordinates."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler, self._home = sampler, Home.of_user()
@@ -110,7 +110,7 @@ class _ThisMachine:
         time.sleep(FIRST_SECONDS)
 
     def data(self) -> Data:
-        """Raises LinkError for a damaged list of nodes."""
+        """The data of one sample. Raises LinkError if the list of nodes is damaged."""
         usage, now = asdict(self._sampler.sample()), time.time()
         found = {"time": now, "machine": self._name, "processor": self._processor, **usage}
         found["gpus_silent"] = self._sampler.gpus.is_silent
@@ -119,7 +119,7 @@ class _ThisMachine:
         return found | ({"nodes": nodes} if nodes else {}) | ({"crew": crew} if crew else {})
 
     def _crew(self, nodes: list[str], *, now: float) -> Data | None:
-        """What it does now, with those of its nodes that are not there; None: nothing."""
+        """The crew's run with all its nodes, absent ones too; None if nothing runs."""
         folder = read_object(self._home.open_file).get("run")
         if folder is None:
             return None

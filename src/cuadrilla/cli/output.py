@@ -1,7 +1,7 @@
-"""How commands talk: data to stdout, everything else to stderr, JSON on request.
+"""Output of commands: data to stdout, everything else to stderr, JSON on request.
 
-What others have written goes through `printable` on its way out: talk and tables always, other data where a person
-reads it, on a terminal. A pipe gets it as it is, and JSON stays the same value.
+Control characters in foreign text are escaped (`printable`): in messages and tables always, in other data only on a
+terminal, where a person reads it. A pipe gets other data unchanged. JSON keeps its value.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ NAMES = (
     Message("stories right"), Message("structure"), Message("tokens"), Message("unknown word"), Message("value"),
     Message("version"), Message("waiting"),
 )  # fmt: skip
-"""Headings of columns, and names of measures and of faults in stories, which tables translate."""
+"""Names of columns, measures and faults in stories, listed for their translation."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Options:
     supervised: bool = False
     """This process is the child that coordinates."""
     answers: TextIO | None = None
-    """Where a child process gives its answer, if not on what a task would print to."""
+    """The stdout that a child process has kept for its answer (`keep_answer_apart`)."""
 
 
 class TalkConsole(Console):
@@ -55,8 +55,8 @@ class TalkConsole(Console):
         self.quiet = True
 
     def tell(self, text: str, *, style: str = "") -> None:
-        """Print a message in the person's language, any other text as it is: nothing finds anything in it to obey. A
-        terminal that has gone away is no reason to fail."""
+        """Print a message in the user's language, any other text as it is. The terminal and Rich find no commands in
+        it: control characters are escaped, and markup is text. A terminal that has gone away is no reason to fail."""
         with contextlib.suppress(OSError):
             text = printable(shown(text, language()))
             self.print(Text(filled(text, self.width) if self.is_terminal else text, style=style))
@@ -67,30 +67,30 @@ stderr = TalkConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str, /, **fields: object) -> None:
-    """One line of talk, on stderr: a template, or a message."""
+    """Print one line on stderr: a template with its fields, or a message."""
     stderr.tell(Message(text, **fields))
 
 
 def say_at_once(text: str, /, **fields: object) -> None:
-    """A line of our own from a signal's handler, which may have interrupted another line: no lock, no buffer."""
+    """Print a line of ours from a signal handler, which may have interrupted another print: no lock, no buffer."""
     with contextlib.suppress(OSError):
         os.write(2, f"\n{_read(text, fields)}\n".encode())
 
 
 def _read(text: str, fields: Mapping[str, object]) -> str:
-    """As the person at this terminal reads it."""
+    """The text in the user's language."""
     return shown(Message(text, **fields), language())
 
 
 def keep_answer_apart() -> None:
-    """In a child process, whose answer is read when it has ended: what a task prints from now on is talk, on stderr."""
+    """For a child process whose parent reads its answer at the end: what a task prints from now on goes to stderr."""
     sys.stdout.flush()
     options.answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
 
 
 def stdout() -> TextIO:
-    """Where data goes. A letter that its encoding lacks (a pipe on Windows, an old locale) is written as its number."""
+    """The stream for data. Characters that its encoding lacks (pipe on Windows, old locale) become their numbers."""
     if options.answers is not None:
         return options.answers
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -99,7 +99,7 @@ def stdout() -> TextIO:
 
 
 def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
-    """One line of data, or the next part of one, on stdout: a template, or any text."""
+    """Print a line of data, or the next part of one, on stdout: a template with its fields, or any text."""
     file = stdout()
     text = _read(text, fields)
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
@@ -112,9 +112,9 @@ def emit_json(value: Any, *, indent: int | None = 1) -> None:
 
 
 def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), most: int | None = None) -> None:
-    """Rows with the same keys: as JSON with `--json`, else as a table that reads without colour, of `most` rows.
+    """Print rows with the same keys: with `--json` all of them, else a table of the first `most` that needs no colour.
 
-    `folded`: the only columns that are broken where the table is too wide for the terminal (none named: all).
+    `folded`: the columns that are wrapped if the table is too wide for the terminal (none named: all columns).
     """
     if options.json:
         emit_json(list(rows))
@@ -130,7 +130,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
 
 
 def emit_drawn(drawn: RenderableType, *, folds: bool = False) -> None:
-    """A table or several: as wide as the terminal; in pipes and files whole lines, for grep, unless `folds`."""
+    """Print tables as wide as the terminal. In pipes and files lines are not wrapped, for grep, unless `folds`."""
     console = Console(file=stdout(), highlight=False)
     if (not console.is_terminal or console.is_dumb_terminal) and not folds:
         console.width = MAX_WIDTH
@@ -138,13 +138,13 @@ def emit_drawn(drawn: RenderableType, *, folds: bool = False) -> None:
 
 
 def named(key: str) -> str:
-    """What a column or a measure is called."""
+    """The name of a column or a measure in the user's language."""
     words = key.replace("_", " ")
     return translated(words, language()) if words in NAMES else _part(key)
 
 
 def _cell(value: object) -> Text:
-    """Not a string: rich would take `[es]` in a file's name for markup, and `:book:` for a picture."""
+    """A cell, not as a `str`: Rich would take `[es]` in a file's name for markup, and `:book:` for an emoji."""
     match value:
         case None:
             return Text()
@@ -156,8 +156,8 @@ def _cell(value: object) -> Text:
 
 
 def report_error(error: CuadrillaError) -> None:
-    """`error:` line, blank, `hint:` line; with `--json` also as data. No name in them makes a line of its own."""
-    if options.json:  # in English; the template stays the same from one file to another
+    """Print an `error:` line, a blank, a `hint:` line; with `--json` also data. Names in them cannot begin a line."""
+    if options.json:  # in English; programs compare the template, which has no names in it
         made_of = {"template": error.message.template, "fields": error.message.fields}
         emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of})
     say("error: {message}", message=_part(error.message))
@@ -166,5 +166,5 @@ def report_error(error: CuadrillaError) -> None:
 
 
 def _part(text: str) -> str:
-    """Part of a line of ours, or of a table, in the person's language."""
+    """A text in the user's language, for use within a line or a table."""
     return one_line(shown(text, language()))

@@ -37,7 +37,7 @@ def pause(
 
 
 def trust_code(sha256: str) -> None:
-    """Approve code by its SHA-256, or the beginning of it: it may run on this machine. Raises ConfigError."""
+    """Allow code to run on this machine, by its SHA-256 or the beginning of it. Raises ConfigError."""
     from cuadrilla.crew.bundle import fetched_code
 
     home = Home.of_user()
@@ -55,7 +55,7 @@ def trust_code(sha256: str) -> None:
 
 
 def leave(address: str) -> None:
-    """Leave a crew that this machine has joined: its name there becomes free, what is kept of it here is deleted."""
+    """Leave a crew: this machine's name there becomes free, and the crew's folder on this machine is deleted."""
     from cuadrilla.link.base import Refused
     from cuadrilla.link.client import Connection
     from cuadrilla.link.identity import load_node
@@ -65,7 +65,7 @@ def leave(address: str) -> None:
         raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     try:
         with closing(Connection(crew.address, identity=load_node(crew.folder))) as connection, suppress(Refused):
-            connection.leave()  # who was kicked is refused
+            connection.leave()  # a kicked machine is refused
     except LinkError as error:
         say("the coordinator does not know of it: {problem}", problem=error.message)
         say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)

@@ -1,4 +1,4 @@
-"""How commands are stopped. Those that coordinate run twice: as a small parent, and as its child that does the work."""
+"""How commands are stopped. A command that coordinates runs as a small parent and a child, which does the work."""
 
 import os
 import sys
@@ -20,10 +20,10 @@ STOPPING = Message("stopping   after this pass; once more: at once, without savi
 
 
 def under_a_parent(run: RunDir, *, listen: str = "") -> None:
-    """Returns in the child. In the process that a person started: run the same command as a child, then typer.Exit.
+    """Run this command again as a child, and raise typer.Exit when it ends. In the child itself, return at once.
 
-    `listen`: where the child is to listen. Raises LinkError when nobody can.
-    Not on Windows, which knows no signals: there a coordinator that dies is started again by hand.
+    `listen`: the address on which the child will listen. Raises LinkError if it cannot be used.
+    On Windows, which has no signals, this returns at once: a coordinator that dies must be started again by hand.
     """
     if options.supervised or os.name == "nt":
         return
@@ -31,7 +31,7 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
         check_free(listen)
     try:
         code = supervise(sys.argv[1:], run, report=_report, ends_with_terminal=bool(listen))
-    except EnvironmentProblem:  # the child that would have told it was killed
+    except EnvironmentProblem:  # the child, which sends alarms, was killed
         from cuadrilla.config import AlarmSection
         from cuadrilla.runfile import read_run_config
         from cuadrilla.train.alarms import Alarms
@@ -42,15 +42,15 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
 
 
 def stopping(request_stop: Callable[[str], object]) -> AbstractContextManager[None]:
-    """While the block runs the first Ctrl-C asks to stop, and is answered; the second ends the process."""
+    """Within this block the first Ctrl-C requests a stop and prints an answer; the second ends the process."""
     return stop_on_signals(request_stop, answer=partial(say_at_once, STOPPING))
 
 
 def pid_to_signal() -> int:
-    """The process that a person stops when this one coordinates."""
+    """The pid that a user signals to stop this coordinator: its parent's, if it has one."""
     return os.getppid() if options.supervised else os.getpid()
 
 
 def _report(text: str) -> None:
-    stderr.show_cursor()  # a progress bar that was killed has left it hidden
+    stderr.show_cursor()  # the killed child's progress bar has left it hidden
     say(text)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from cuadrilla.train.measure import Measured
 
 MANY = 4
-"""So many alike are shown by the first and the last."""
+"""Of this many machines of one kind, or more, only the first and the last are named."""
 LITTLE = 1.1
-"""A crew that is so little faster than its best machine is not worth its cables."""
+"""Gain over the best machine alone below which a crew is not worth its cables."""
 
 
 def plan(
@@ -46,7 +46,7 @@ def plan(
     config, folder = read_run_file(run, sets=sets or []).config, folder_of(run)
     file = read_crew(crew) if crew else None
     if file is not None and isinstance(config.engine, LocalEngine):
-        config = config.model_copy(update={"engine": CrewEngine(kind="crew")})  # its steps are larger
+        config = config.model_copy(update={"engine": CrewEngine(kind="crew")})  # a crew's steps are larger
     config, _ = decide(config, folder)
     say("measuring this machine with {run}: about ten seconds", run=typed(run))
     found = measure(config, folder.path)
@@ -109,7 +109,7 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
 
 
 def _alike(crew: Crew, best: Prediction) -> list[list[MachineSpec]]:
-    """Machines of one kind and one share, as one row."""
+    """Groups of machines of the same kind and share. Each group is a row of the table."""
     groups: dict[tuple[MachineSpec, int], list[MachineSpec]] = {}
     for machine in crew.machines:
         groups.setdefault((replace(machine, name=""), best.shares.get(machine.name, 0)), []).append(machine)
@@ -127,12 +127,12 @@ def _kind(prediction: Prediction) -> Message:
 
 
 def _chosen(predictions: list[Prediction]) -> Prediction:
-    """The best, or alone where a crew is hardly better."""
+    """The best prediction, or the one for training alone where a crew is hardly faster (`LITTLE`)."""
     return next(each for each in predictions if each.steps == 0 or each.gain >= LITTLE)
 
 
 def _advice(crew: Crew, predictions: list[Prediction]) -> list[Message]:
-    """What follows from the plan, in words."""
+    """Advice from the plan: train alone, or leave out machines that bring nothing."""
     best = _chosen(predictions)
     if len(crew.machines) == 1:
         return []

@@ -1,4 +1,4 @@
-"""How far a training is (a sink), and work on data: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a training (a sink) and of work on data: a live bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,21 +18,21 @@ LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
 SAMPLE_CHARACTERS = 160
 WIDE, SPEED_SECONDS = 100, 600
-"""Columns from which a line has room for all numbers; the time over which a terminal's bar takes its speed."""
+"""Columns of a terminal where a line has room for all numbers; seconds over which the bar averages its speed."""
 STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
 COUNTED = (Message("tokens"), Message("examples"))
-"""What `TaskDefaults.counted` may be."""
+"""The values of `TaskDefaults.counted`, listed for their translation."""
 STAGES = (
     Message("cleaning"),
     Message("looking for near-duplicates"),
     Message("training the tokenizer"),
     Message("writing tokens"),
 )
-"""Stages of a preparation: they come as plain texts."""
+"""The stages of `data prepare`. They arrive as plain `str`, and are listed for their translation."""
 
 
 class ProgressSink(Sink):
-    """Shows the rows of a run of `total_versions` steps, of which some are `done`."""
+    """Shows the rows of a run of `total_versions` steps. `done`: the steps made before this start."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ProgressSink(Sink):
         self._last_line = -1e9
         self._began = clock()
         self._step_began: tuple[float, float] | None = None
-        """When, and with which part of it done; None: no worker has begun."""
+        """When this step was first shown, and which part of it was done then. None: no worker has begun."""
         self._evaluation: str = ""
         self._bar: Progress | None = None
         if stderr.is_terminal:
@@ -89,8 +89,8 @@ class ProgressSink(Sink):
                 stderr.tell(f"  «{sample}»")
 
     def working(self, step: int, part: float) -> None:
-        """A step that takes long is shown before it is done, and what the whole run will take."""
-        if self._step_began is None:  # what came before was their start
+        """Show a step that takes long before it is done, with the time that the whole run will take."""
+        if self._step_began is None:  # the time before was the workers' start
             self._began, self._step_began = self._clock(), (self._clock(), part)
         began, before = self._step_began
         seconds = self._clock() - began
@@ -110,7 +110,7 @@ class ProgressSink(Sink):
                 self._bar.stop()
 
     def _tell(self, step: int, numbers: Message, *, left: float) -> None:
-        """A line of its own. `left`: seconds of the run."""
+        """Print a line. `left`: seconds until the run ends."""
         self._last_line = self._clock()
         template = "step {step}/{total}  {numbers}  ETA {eta}"
         stderr.tell(Message(template, step=step, total=self._total, numbers=numbers, eta=duration(left)))
@@ -133,7 +133,7 @@ def _number(row: Scalars, key: str) -> float:
 
 @contextmanager
 def shown_progress() -> Iterator[sources.Progress]:
-    """What is to be called with each step."""
+    """Gives the function to call with a stage, the work done and all of it."""
     if not stderr.is_terminal:
         seen: set[str] = set()
 

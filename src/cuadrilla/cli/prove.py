@@ -80,7 +80,7 @@ def _settings(config: Config, folder: Path, *, steps: int, alone: bool) -> str:
 
 
 def _train(settings: str) -> dict[str, Any]:
-    """Weights and optimizer state after one training, whose folder is gone then. Raises typer.Exit when interrupted."""
+    """Train in a temporary folder. Returns weights and optimizer state by name. Raises typer.Exit if interrupted."""
     from cuadrilla.train.checkpoint import load_newest
 
     with tempfile.TemporaryDirectory(prefix="cuadrilla-prove-", ignore_cleanup_errors=True) as name:

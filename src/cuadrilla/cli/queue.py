@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cuadrilla.jobs.queue import QueuedRun, RunQueue
 
 LOCK = "lock"
-"""In the queue's folder: of who hands it out."""
+"""A file in the queue's folder, locked by the process that hands the runs out."""
 
 
 def queue(
@@ -72,7 +72,7 @@ def queue(
 
 
 def _checked(queue: "RunQueue", named: str) -> RunDir:
-    """Raises ConfigError for what is no run or is complete, and while a machine has it."""
+    """The run's folder. Raises ConfigError if it is no run, if it is complete, or while a machine trains it."""
     train, run = read_run_file(Path(named)).config.train, folder_of(Path(named))
     if read_object(run.status).get("state") == "complete":
         trained = read_run_config(run).train
@@ -94,7 +94,7 @@ def _list(queue: "RunQueue") -> None:
 
 
 def _work(queue: "RunQueue", *, listen: str, address: str, uses: int, here: bool, until_empty: bool) -> None:
-    """Raises typer.Exit when it was interrupted."""
+    """Hand the queue out. Raises typer.Exit if it was interrupted."""
     from cuadrilla.jobs.executor import hand_out
     from cuadrilla.jobs.queue import QueueWork
 

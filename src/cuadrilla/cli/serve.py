@@ -60,10 +60,10 @@ def serve(
         from cuadrilla.serve.served import open_served
 
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
-        with ThreadPool(1) as pool:  # which ends with its helpers of OpenMP: with more threads than cores they sleep
+        with ThreadPool(1) as pool:  # this thread ends with its OpenMP helpers: more helpers than cores would sleep
             service = Service(pool.apply(load, (models,)))
         app: Any = service.meters.counting(Edge(make_app(service), key=key, pages=True))
-        if key:  # pages of other origins may bring it
+        if key:  # pages of other origins may send the key
             app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
         listen(
             app,
@@ -88,8 +88,8 @@ def _tell(models: "Mapping[str, ServedModel | Predictor]", *, url: str, has_key:
 
 @contextmanager
 def listening(host: str, port: int, key_file: Path | None, *, hint: Message) -> Iterator[tuple[socket.socket, str]]:
-    """The port and the key in the file, "" for none. Raises EnvironmentProblem where the extra is missing, ConfigError,
-    and LinkError with this hint where others could call without a key."""
+    """The open port, and the key in the file ("" without a file). Raises EnvironmentProblem if the extra `serve` is not
+    installed, LinkError with `hint` if other machines could call without a key, ConfigError."""
     missing = [name for name in SERVING if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""`cuadrilla standby` follows a crew's coordinator; `cuadrilla promote` goes on where it is gone for good."""
+"""`cuadrilla standby` follows a crew's coordinator; `cuadrilla promote` takes over when that is gone for good."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, read_object
 
 SURELY_GONE_SECONDS = 20.0
-"""A killed coordinator is started again by its parent, and is back by then on a machine that is not very slow."""
+"""How long to ask for the old coordinator. Its parent restarts a killed one sooner, except on a very slow machine."""
 
 FOLLOWING = Message("following the coordinator; stop `cuadrilla standby` there first")
 

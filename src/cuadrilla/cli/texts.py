@@ -1,4 +1,4 @@
-"""`cuadrilla train TEXT…`: from texts to a model in the time that there is."""
+"""`cuadrilla train TEXT…`: from texts to a model in a given time."""
 
 import re
 import time
@@ -22,7 +22,7 @@ _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def is_text(name: str) -> bool:
-    """Whether it is no run, and something to make one of: a file, a folder, or the name of a corpus."""
+    """Whether `name` is text to train on (a file, a folder, or the name of a corpus), and not a run."""
     path = Path(name)
     if path.suffix == ".toml" or RunDir(path).run_file.exists():
         return False
@@ -30,7 +30,7 @@ def is_text(name: str) -> bool:
 
 
 def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> RunDir:
-    """Prepare the texts, measure this machine, and write the run file. What was begun so goes on.
+    """Prepare the texts, measure this machine, and write the run file. If there is a run file, it stays as it is.
 
     `within`: a time such as 20m or 1h30m. `size`: micro, mini, small, or "" to choose. Raises ConfigError, DataError,
     LinkError, ResourceError, DeviceError.
@@ -67,7 +67,7 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
 
 
 def seconds_of(text: str) -> float:
-    """Of 90s, 20m or 1h30m. Raises ConfigError."""
+    """The seconds in a time such as 90s, 20m or 1h30m. Raises ConfigError."""
     if not (found := _TIME.fullmatch(text)):
         raise ConfigError("{text!r} is not a time", text=text, hint="write it as 90s, 20m or 1h30m")
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -81,7 +81,7 @@ def _is_corpus(name: str) -> bool:
 
 
 def _here(text: str, run: RunDir) -> list[Path | str]:
-    """The files or folders that it stands for, fetched if it is a corpus."""
+    """The files or folders that `text` stands for. A corpus is fetched."""
     if Path(text).exists() or text.startswith(BUILT_IN):
         return [text]
     return sorted({each.folder for each in fetched([text], to=run.path / "texts")})
@@ -97,7 +97,7 @@ def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:
 
 
 def speed_here(run: RunDir, run_file: str) -> tuple[float, int]:
-    """Tokens per second of this machine with the optimizer's steps, and the tokens to train on."""
+    """Tokens per second of this machine, optimizer steps included, and the number of tokens to train on."""
     from cuadrilla.train.measure import measure
 
     config, _ = decide(resolve(run_file).config, run)

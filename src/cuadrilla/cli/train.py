@@ -138,7 +138,7 @@ def train(
 
 
 def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_page: bool = False) -> None:
-    """Say how a training ended and what to type next. Raises typer.Exit when it was interrupted."""
+    """Say how a training ended and what to type next. Raises typer.Exit if it was interrupted."""
     if options.json:
         head = {key: getattr(outcome, key) for key in ("version", "tokens", "complete")}
         emit_json({**head, **finite(outcome.last_row)})
@@ -168,7 +168,7 @@ def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_pa
 
 
 def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float) -> None:
-    """The held-out measure of the best step, and its sample."""
+    """Print the held-out measure and the sample of the best step."""
     rows = [row for row in last_rows(folder.metrics) if "val_loss" in row]
     if not rows:
         return
@@ -179,14 +179,14 @@ def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float)
 
 
 def count_of(text: str) -> int:
-    """Of 300k, 1M or 2.5G. Raises ConfigError."""
+    """The number that a text such as 300k, 1M or 2.5G stands for. Raises ConfigError."""
     if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)):
         raise ConfigError("{text!r} is not a number", text=text, hint="write it as 300k, 1M or 2.5G")
     return round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]])
 
 
 def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
-    """`SPEEDS[@LINK]` as values of the section `engine`. Raises ConfigError."""
+    """`--set` values for the section `engine` from `SPEEDS[@LINK]`. Raises ConfigError."""
     speeds, _, link = text.partition("@")
     if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(,\s*\d+(\.\d+)?\s*)*", speeds):
         template = "{option} {text}: {speeds!r} is not a list of speeds"
@@ -205,7 +205,7 @@ def train_and_show(
     opening: "Opening | None" = None,
     more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
-    """`train_run` with its talk and progress on stderr. `opening`: of a crew that is not practice."""
+    """Call `train_run` with messages and progress on stderr. `opening`: how a crew is opened, if it is not practice."""
     audience = Audience(
         tell=say,
         stopping=stopping,

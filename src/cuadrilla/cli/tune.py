@@ -101,7 +101,7 @@ def _tell_end(searching: "Searching", ended: "Ended", score: float | None) -> No
 
 
 def _report(searching: "Searching") -> None:
-    """The best trials, and what to type next. Raises typer.Exit when the search was interrupted."""
+    """Print the best trials, and what to type next. Raises typer.Exit if the search was interrupted."""
     from cuadrilla.tune.search import job_of
 
     rows = searching.table()

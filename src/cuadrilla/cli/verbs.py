@@ -1,13 +1,13 @@
-"""The commands: where each one is, and its line in the list that `cuadrilla --help` shows, without importing it."""
+"""All commands: the module of each one, and its line in `cuadrilla --help`, which is shown without importing them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Verb:
-    """`module` of this folder, and in it the function, or the group of functions, that is the command.
+    """`module`: its file in this folder. `name`: the function there, or the Typer group, that is the command.
 
-    `help`: one line of 64 characters at most; what the command itself says has room for more. `panel` "": not shown.
+    `help`: at most 64 characters; the command's own docstring has room for more. `panel`: its heading; "" hides it.
     """
 
     module: str
@@ -45,11 +45,11 @@ VERBS = {
     "doctor": Verb("doctor", "doctor", LOOK, "What will go wrong on this machine, and what repairs it."),
     "prove": Verb("prove", "prove", LOOK, "Prove that a crew trains to the same bits as one machine."),
 }
-"""By what is typed, in the order of the help."""
+"""By the word that is typed, in the order of `cuadrilla --help`."""
 INSTEAD = {
     "ps": "monitor", "ls": "monitor", "list": "monitor", "status": "monitor", "top": "monitor", "nodes": "monitor",
     "run": "train RUN", "resume": "train RUN", "start": "train RUN", "init": "new NAME", "create": "new NAME",
     "chat": "generate RUN", "predict": "serve RUN", "evaluate": "eval RUN", "prepare": "data prepare TEXTS",
     "get": "data get", "leave": "join --forget", "down": "stop",
 }  # fmt: skip
-"""What to type for words of other programs."""
+"""What to type instead of words that other programs use."""
