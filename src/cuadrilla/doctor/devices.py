@@ -1,4 +1,4 @@
-"""Checks of what computes: torch, and each GPU that it or the driver sees (`host/devices.py`)."""
+"""Checks of torch, and of each GPU that torch or the driver sees (`host/devices.py`)."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def torch(here: Here) -> Iterator[Finding]:
-    """It loads, and computes on the processor."""
+    """Torch loads, and computes on the processor."""
     cpu = here.devices[-1]
     if cpu.error:
         yield _broken(here, cpu.error, cpu.hint)
@@ -23,7 +23,7 @@ def torch(here: Here) -> Iterator[Finding]:
 
 
 def gpu(here: Here) -> Iterator[Finding]:
-    """Each accelerator: it computes, or why it does not."""
+    """Each accelerator computes; else, why it does not."""
     for device in here.devices[:-1]:
         if device.error is None:
             yield ok(_described(device))
@@ -33,7 +33,7 @@ def gpu(here: Here) -> Iterator[Finding]:
 
 
 def _broken(here: Here, cause: str, hint: str) -> Finding:
-    """A command in place of the hint that names one."""
+    """A finding for a broken device. A hint that names a command becomes that command."""
     if hint == HINT_SLOW:
         return warn(cause, command="cuadrilla doctor --timeout 120")
     if hint == HINT_INSTALL or hint.startswith("pip "):

@@ -1,6 +1,6 @@
-"""Checks of Docker: its service answers and lends the card, and what a container on a Mac lacks.
+"""Checks of Docker: its service answers, containers can use the card, and a container on a Mac has no GPU.
 
-Docker is needed for compose.yaml only, so that nothing here is more than a warning.
+Docker is needed for compose.yaml only, so nothing here is more than a warning.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def service(here: Here) -> Iterator[Finding]:
     answer = here.run("docker", "info", "--format", "{{json .}}")
     if answer.code == NOT_FOUND or (here.facts.container and not answer.ok):
         return
-    info = next(iter(json_rows(answer.text)), {})  # among warnings
+    info = next(iter(json_rows(answer.text)), {})  # Docker may print warnings beside it
     if answer.ok and info.get("ServerVersion"):
         system = str(info.get("OperatingSystem", ""))
         yield ok(Message("Docker {version} ({system})", version=str(info["ServerVersion"]), system=system))
@@ -45,7 +45,7 @@ def _start(here: Here, verb: str) -> str:
 
 
 def mac(here: Here) -> Iterator[Finding]:
-    """A container on a Mac has no GPU."""
+    """This is no container on a Mac, where containers have no GPU."""
     if here.facts.container and "linuxkit" in (here.facts.kernel or "") and here.facts.machine in ("aarch64", "arm64"):
         yield warn(
             Message("a container on a Mac has no GPU: the machine trains on its processor"),

@@ -1,4 +1,4 @@
-"""What a check says: all is well, a warning or a failure; its cause, and the one command that repairs it."""
+"""The result of a check: all is well, a warning or a failure; the cause, and the one command that repairs it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ PLACES: dict[Shell, Message] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """`command` is typed as it stands, in `shell`; `remedy` says what no command does, or what to know about it."""
+    """`command`: what to type in `shell`, as it stands. `remedy`: what no command can do, or a note on the command."""
 
     level: Level
     cause: str

@@ -1,4 +1,4 @@
-"""What the checks read of this machine. Programs are asked with a time limit; nothing here raises."""
+"""The facts that the checks read of this machine. Programs are asked with a time limit; nothing here raises."""
 
 import os
 import socket
@@ -21,12 +21,12 @@ from cuadrilla.link.address import Address, local_address
 
 DEVICES_SECONDS = 30.0
 PROGRAM_SECONDS = 15.0
-"""The first program of Windows that WSL starts takes some."""
+"""The first program of Windows that WSL starts takes some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """`device`: of the file system that holds it."""
+    """`device`: the number of the file system that holds the folder."""
 
     path: str
     device: int
@@ -36,14 +36,14 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """One machine. `port`: the one that others are to reach here, if it is to coordinate."""
+    """One machine. `port`: the port that others must reach here, if this machine is to coordinate."""
 
     facts: Facts
     run: Callable[..., ProgramAnswer]
-    """Asks a program: `run("ufw", "status")`."""
+    """Runs a program with a time limit: `run("ufw", "status")`."""
     devices: Sequence[Device]
     folders: Sequence[Folder]
-    """Where the user is, and what this machine keeps for all runs (CUADRILLA_HOME)."""
+    """The working directory, and CUADRILLA_HOME."""
     reachability: Reachability = "plain"
     has_nvidia_driver: bool = False
     port: int | None = None
@@ -53,15 +53,15 @@ class Here:
     environ: Mapping[str, str] = field(default_factory=dict)
     cards: tuple[NetworkCard, ...] = ()
     way_out: str = ""
-    """The address that it dials other networks from: with a VPN, another one than others find it at."""
+    """The address from which it dials other networks. With a VPN, others find it at a different one."""
 
     @property
     def address(self) -> str:
-        """Where the machines beside this one find it; "" if there is none, or several and nothing to choose by."""
+        """Its address on the local network; "" if it has none, or several and no reason to choose one."""
         return _address(self.way_out, self.cards)
 
     def as_root(self, command: str) -> str:
-        """With `sudo` in front for a user who is not root."""
+        """The command, with `sudo` in front for a user who is not root."""
         return command if self.is_root else f"sudo {command}"
 
 
@@ -101,7 +101,7 @@ def _own_port() -> int | None:
 
 
 def _read_folder(path: Path) -> Folder:
-    """While it is not there: what it would be made in."""
+    """The folder's state; if it does not exist, the state of the folder in which it would be made."""
     there = next(each for each in (path, *path.parents) if os.path.exists(each))
     writable = there.is_dir() and os.access(there, os.W_OK)
     free = psutil.disk_usage(str(there)).free
@@ -112,7 +112,7 @@ def _is_taken(address: str, port: int) -> bool:
     """Whether another program listens on the port. Nothing is opened: a socket that is bound does not listen."""
     with socket.socket() as probe:
         if os.name == "posix":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of yesterday's connections is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port with old connections only is free
         try:
             probe.bind((address or "127.0.0.1", port))
         except OSError:

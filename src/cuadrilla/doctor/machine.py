@@ -17,11 +17,11 @@ GIB, MIB = 2**30, 2**20
 NO_DISK_BYTES, LITTLE_DISK_BYTES = GIB, 5 * GIB
 NO_MEMORY_BYTES, LITTLE_FREE_BYTES = 2 * GIB, GIB // 2
 SMALLEST_SHM_BYTES = 64 * MIB
-"""What Docker gives a container; data is read without it, PyTorch's DataLoader workers and Ray need some."""
+"""Docker's default for /dev/shm. We read data without it; PyTorch's DataLoader workers and Ray need some of it."""
 
 
 def system(here: Here) -> Iterator[Finding]:
-    """What it is."""
+    """The system, the processor and Python; always well."""
     facts = here.facts
     name = facts.system_version or facts.system
     if facts.container:
@@ -40,7 +40,7 @@ def system(here: Here) -> Iterator[Finding]:
 
 
 def memory(here: Here) -> Iterator[Finding]:
-    """Enough to train, and not taken by others."""
+    """There is enough memory to train, and enough of it is free."""
     have, free = here.facts.memory_bytes, here.facts.available_bytes
     if have < NO_MEMORY_BYTES:
         yield fail(
@@ -58,7 +58,7 @@ def memory(here: Here) -> Iterator[Finding]:
 
 
 def disk(here: Here) -> Iterator[Finding]:
-    """Room for data and checkpoints where the user is and where a crew's keys and files are kept, which take files."""
+    """The working directory and CUADRILLA_HOME (keys and files of crews) have space, and can be written to."""
     for folder in {folder.device: folder for folder in reversed(here.folders)}.values():
         gib = folder.free_bytes / GIB
         left = Message("{path} has {gib:,.1f} GiB left", path=folder.path, gib=gib)
@@ -81,7 +81,7 @@ def disk(here: Here) -> Iterator[Finding]:
 
 
 def shared_memory(here: Here, *, path: str = "/dev/shm") -> Iterator[Finding]:
-    """/dev/shm of a container, which Ray and PyTorch's DataLoader workers use."""
+    """/dev/shm of a container is large enough for Ray and PyTorch's DataLoader workers."""
     if not here.facts.container or not os.path.isdir(path):
         return
     mib = psutil.disk_usage(path).total / MIB
@@ -97,7 +97,7 @@ def shared_memory(here: Here, *, path: str = "/dev/shm") -> Iterator[Finding]:
 
 
 def power(_here: Here, *, battery: Callable[[], tuple[float | None, bool | None]] = read_battery) -> Iterator[Finding]:
-    """It trains slowly on its battery, and then not at all. A crew goes on without it."""
+    """The machine is not on battery: it would train slowly, and then not at all. A crew goes on without it."""
     percent, on_battery = battery()
     if on_battery:
         cause = Message("on battery ({percent:.0f} %): slower, and not for long", percent=percent or 0.0)
@@ -105,7 +105,7 @@ def power(_here: Here, *, battery: Callable[[], tuple[float | None, bool | None]
 
 
 def variables(here: Here) -> Iterator[Finding]:
-    """Variables that are known to make training fail or crawl."""
+    """No environment variable has a value that makes training fail or crawl."""
     for name, (is_bad, reason) in BAD.items():
         value = here.environ.get(name)
         if value is not None and is_bad(value, here):
@@ -114,7 +114,7 @@ def variables(here: Here) -> Iterator[Finding]:
 
 
 def _no_card(value: str, here: Here) -> bool:
-    """NCCL also takes the beginning of a name."""
+    """Whether the value names no network card of this machine. NCCL also takes the beginning of a name."""
     named = [part for part in value.split(",") if part]
     is_plain = bool(named and here.cards) and re.fullmatch(r"[\w.,-]+", value) is not None
     return is_plain and not any(card.name.startswith(part) for card in here.cards for part in named)

@@ -1,7 +1,7 @@
 """Checks of the network: the address that others dial, and what keeps them from the port of a coordinator.
 
-The firewalls are looked at only when a port is given (`--port`) or a coordinator runs here: a machine that joins a
-crew dials out and need not be reached. `cuadrilla doctor HOST:PORT` on another machine tries the way.
+Firewalls are checked only if a port is given (`--port`) or a coordinator runs here: a machine that joins a crew dials
+out and need not be reached. `cuadrilla doctor HOST:PORT` on another machine tries the whole way.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from cuadrilla.messages import Message
 
 
 def address(here: Here) -> Iterator[Finding]:
-    """There is a network at all, and one address of this machine on it that `cuadrilla up` takes by itself."""
+    """There is a network, and `cuadrilla up` can choose this machine's address on it by itself."""
     try:
         own = local_address(here.way_out, here.cards)
     except LinkError as error:
@@ -61,7 +61,7 @@ def _up(address: str) -> str:
 
 
 def port(here: Here) -> Iterator[Finding]:
-    """Nobody else has it."""
+    """No other program listens on the port."""
     if here.port is None:
         return
     if here.port_state == "ours":
@@ -79,7 +79,7 @@ def port(here: Here) -> Iterator[Finding]:
 
 
 def ufw(here: Here, *, settings: Path = Path("/etc/ufw/ufw.conf")) -> Iterator[Finding]:
-    """The rules of Ubuntu's firewall, which are root's."""
+    """Ubuntu's firewall lets the port in. Only root can read its rules."""
     if here.port is None or here.facts.system != "Linux":
         return
     said, command = here.run("ufw", "status"), here.as_root(f"ufw allow {here.port}/tcp")
@@ -93,7 +93,7 @@ def ufw(here: Here, *, settings: Path = Path("/etc/ufw/ufw.conf")) -> Iterator[F
 
 
 def firewalld(here: Here) -> Iterator[Finding]:
-    """Fedora's firewall."""
+    """Fedora's firewall lets the port in."""
     if here.port is None or here.facts.system != "Linux":
         return
     said = here.run("firewall-cmd", f"--query-port={here.port}/tcp").text
@@ -108,7 +108,7 @@ def firewalld(here: Here) -> Iterator[Finding]:
 
 
 def windows_firewall(here: Here) -> Iterator[Finding]:
-    """The rule that `setup.ps1` and this command make."""
+    """Windows' firewall has the rule that `setup.ps1`, or the command shown here, makes."""
     if here.port is None or here.facts.system != "Windows":
         return
     said = here.run("netsh", "advfirewall", "firewall", "show", "rule", "name=cuadrilla")

@@ -2,9 +2,9 @@
 
     name → tcp → tls → member → speed
 
-A machine that has joined no crew at that address ends at tls. Each step needs those before it, so the first broken one
-is the cause, and its hint the remedy. Every step has a time limit (the system's own for a name). Nothing is sent before
-TLS has shown that the other end is the coordinator of this crew.
+If this machine has joined no crew at that address, tls is the last step. Each step needs the steps before it, so the
+first broken one is the cause, and its hint the remedy. Every step has a time limit (the system's own for a name).
+Nothing is sent before TLS has shown that the other end is the coordinator of this crew.
 """
 
 import errno
@@ -35,7 +35,7 @@ MOVED = Message("it may have another address by now; its screen shows it: cuadri
 
 
 def walk(address: Address, *, crew: Joined | None) -> Iterator[tuple[str, Finding]]:
-    """Each step's name and what was found, as it is done. `crew`: the one there, if this machine has joined it."""
+    """(name, finding) of each step, as it is done. `crew`: the crew at `address`, if this machine has joined it."""
     step, command = "name", f"cuadrilla doctor ADDRESS:{address.port}"
     shell: Shell = "here"
     try:
@@ -100,7 +100,7 @@ def _tcp(address: Address) -> Finding:
 
 
 def _tls(address: Address) -> Finding:
-    """The other end is some coordinator."""
+    """Check that the other end is a coordinator of any crew."""
     if not is_of_coordinator(shown_certificate(address, timeout_seconds=CONNECT_SECONDS)):
         raise LinkError("what answers at {address} is no coordinator of cuadrilla", address=address,
                         hint=ANOTHER_PROGRAM)  # fmt: skip
@@ -108,7 +108,7 @@ def _tls(address: Address) -> Finding:
 
 
 def _tls_of(crew: Joined, address: Address) -> Finding:
-    """The other end is the coordinator of this crew."""
+    """Check that the other end is the coordinator of this crew."""
     shown = shown_certificate(address, timeout_seconds=CONNECT_SECONDS)
     if key_hash(shown) != key_hash(load_node(crew.folder).certificate):
         raise LinkError(

@@ -1,4 +1,4 @@
-"""Checks of WSL2: its share of Windows' memory, the card, how others reach it.
+"""Checks of WSL2: its share of Windows' memory, the driver of the card, how other machines reach it.
 
 Sources: learn.microsoft.com/windows/wsl (wsl-config, networking, filesystems); the CUDA on WSL User Guide
 (docs.nvidia.com/cuda/wsl-user-guide). Nothing was run on Windows.
@@ -15,11 +15,11 @@ GIB = 2**30
 ENOUGH_BYTES = 8 * GIB
 POWERSHELL = ("powershell.exe", "-NoProfile", "-NonInteractive", "-Command")
 CREATOR = "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"  # how the Hyper-V firewall names all WSL machines
-WINDOWS = "WINDOWS_ADDRESS"  # to be replaced by who types it
+WINDOWS = "WINDOWS_ADDRESS"  # a user replaces it by the real address
 
 
 def version(here: Here) -> Iterator[Finding]:
-    """WSL1 has no cards."""
+    """This is not WSL1, which cannot use GPUs."""
     if here.facts.wsl == 1:
         distro = here.environ.get("WSL_DISTRO_NAME", "Ubuntu")
         cause = Message("this is WSL1, which has no access to cards")
@@ -27,7 +27,7 @@ def version(here: Here) -> Iterator[Finding]:
 
 
 def driver(here: Here) -> Iterator[Finding]:
-    """Under WSL the driver is Windows': a Linux one hides it."""
+    """WSL sees the card by Windows' driver, and no Linux driver is installed that hides it."""
     if not here.facts.wsl or "CUDA_VISIBLE_DEVICES" in here.environ:
         return
     listed = here.run("dpkg-query", "-W", "-f=${db:Status-Abbrev}${Package}\n", "nvidia-driver-*",
@@ -51,7 +51,7 @@ def driver(here: Here) -> Iterator[Finding]:
 
 
 def memory(here: Here) -> Iterator[Finding]:
-    """WSL takes half of Windows' memory, unless it is told otherwise."""
+    """WSL has enough memory: it takes half of Windows' unless .wslconfig says otherwise."""
     have = here.facts.memory_bytes
     if here.facts.wsl != 2 or have >= ENOUGH_BYTES:
         return
@@ -70,7 +70,7 @@ def memory(here: Here) -> Iterator[Finding]:
 
 
 def folder(here: Here) -> Iterator[Finding]:
-    """The files of Windows go through a server."""
+    """The working directory is not a folder of Windows, whose files go through a slow server."""
     path = here.folders[0].path
     if here.facts.wsl and re.match(r"/mnt/[a-z](/|$)", path):
         cause = Message("{path} is a folder of Windows, ten times slower than WSL's own", path=path)
@@ -78,7 +78,7 @@ def folder(here: Here) -> Iterator[Finding]:
 
 
 def network(here: Here) -> Iterator[Finding]:
-    """Whether others reach this machine. To join, it need not be reached."""
+    """Other machines reach this one. That is needed only to coordinate, not to join."""
     kind = here.reachability
     if kind not in ("wsl-nat", "wsl-mirrored"):
         return

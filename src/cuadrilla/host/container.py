@@ -1,8 +1,8 @@
-"""What the container that we are in may use of the memory and the processor, and has used.
+"""How much memory and processor this process's container may use, and how much it uses.
 
 psutil reports the host even inside a container, so this reads the files of cgroups (v2:
-https://docs.kernel.org/admin-guide/cgroup-v2.html, v1: memory.limit_in_bytes and cpu.cfs_quota_us): the tightest limit
-of our group and those above it. Without one the machine's own figures are right.
+https://docs.kernel.org/admin-guide/cgroup-v2.html, v1: memory.limit_in_bytes and cpu.cfs_quota_us). The tightest limit
+of our cgroup and its parents holds. Without a limit the machine's own figures are right.
 """
 
 import re
@@ -14,13 +14,13 @@ import psutil
 
 @dataclass(frozen=True)
 class Cgroups:
-    """Where the system shows them. In a container our group's path may name a folder that only the host has."""
+    """The place of the system's cgroup files. In a container our cgroup's path may name a folder of the host only."""
 
     root: Path = Path("/sys/fs/cgroup")
     proc: Path = Path("/proc")
 
     def folders(self, controller: str = "") -> list[Path]:
-        """Folders of our cgroup and those above it, outermost first; v2's single hierarchy has no controller's name."""
+        """Folders of our cgroup and its parents, outermost first. `controller` is "" for v2's single hierarchy."""
         rows = (line.split(":", 2) for line in read_text(self.proc / "self" / "cgroup").splitlines())
         path = next((row[2] for row in rows if len(row) == 3 and controller in row[1].split(",")), "/")
         parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
@@ -28,7 +28,7 @@ class Cgroups:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, or nothing if it cannot be read."""
+    """A file's text, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
 def read_memory(groups: Cgroups) -> tuple[int, int]:
     """(used, all) in bytes: of the container if it has a limit, else of the machine.
 
-    As `docker stats` has it, pages of files that the kernel would drop at once are not used.
+    As in `docker stats`, file pages that the kernel would drop at once do not count as used.
     """
     machine = psutil.virtual_memory()
     found = [(machine.total - machine.available, machine.total)]
@@ -48,7 +48,7 @@ def read_memory(groups: Cgroups) -> tuple[int, int]:
     ):
         for folder in groups.folders(controller):
             limit, used = _number(read_text(folder / limit_file)), _number(read_text(folder / used_file))
-            if limit and used is not None:  # v1 spells "no limit" as more than there is
+            if limit and used is not None:  # v1's "no limit" is a number beyond any memory
                 found.append((max(0, used - (_stat(folder / "memory.stat", cache) or 0)), limit))
     return min(found, key=lambda pair: pair[1])
 
@@ -75,7 +75,7 @@ def _quota(text: str) -> float | None:
 
 
 def _stat(file: Path, name: str) -> int | None:
-    """One count of a file of lines `name count`."""
+    """The count of `name` in a file with lines `name count`."""
     found = re.search(rf"^{name} (\d+)$", read_text(file), re.MULTILINE)
     return int(found[1]) if found else None
 

@@ -1,10 +1,10 @@
-"""Which devices this machine can train on, and for a broken one what is wrong and what to type.
+"""The devices that this machine can train on, and for a broken one what is wrong and what to type.
 
 Invariants
-* `probe_devices` never raises; the asking is `host/probe.py`, in a child, and the judging here is pure.
+* `probe_devices` never raises. A child (`host/probe.py`) asks the drivers; the functions that judge are pure.
 * The CPU's row always exists, and is the last. A device that cannot train is a row with `error` and `hint`.
-* Indices are torch's with CUDA_DEVICE_ORDER=PCI_BUS_ID, which are nvidia-smi's, too; a process that trains must set
-  the same.
+* Indices are torch's with CUDA_DEVICE_ORDER=PCI_BUS_ID, which are also nvidia-smi's. A process that trains must set the
+  same variable.
 """
 
 import os
@@ -28,7 +28,7 @@ CUDA_13_CAPABILITY: Capability = (7, 5)
 CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
 BLACKWELL: Capability = (10, 0)
-NO_KERNELS = "no kernel image"  # as CUDA says it
+NO_KERNELS = "no kernel image"  # part of CUDA's error
 HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla doctor --timeout 120`")
 HINT_RESTART = Message(
     "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
@@ -48,19 +48,19 @@ class Device:
     capability: Capability | None = None  # CUDA compute capability
     driver: str | None = None
     torch_version: str | None = None
-    gflops: float | None = None  # of a product of matrices, in fp32 or bf16, whichever is faster
+    gflops: float | None = None  # in matrix products of fp32 or bf16, whichever is faster
     error: str | None = None
     hint: str = ""
 
     @property
     def label(self) -> str:
-        """What `train.device` and `--devices` call it."""
+        """The device's name in `train.device` and `--devices`."""
         return self.kind if self.kind in ("cpu", "mps") else f"{self.kind}:{self.index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeAnswer:
-    """What the child said, line by line, and how it failed if it did not reach its end."""
+    """The rows that the child printed, and its failure if it did not reach its end."""
 
     rows: Sequence[Row] = ()
     fault: str | None = None
@@ -74,13 +74,13 @@ class ProbeAnswer:
 
 
 def probe_devices(*, timeout_seconds: float = 20.0, argv: Sequence[str] = CHILD) -> list[Device]:
-    """The devices of this machine, accelerators first. Never raises; another `argv` replaces the child in tests."""
+    """The devices of this machine, accelerators first. Never raises. Tests replace the child by another `argv`."""
     said = ask(argv, seconds=timeout_seconds)
     return assemble(said, visible=os.environ.get("CUDA_VISIBLE_DEVICES"), facts=read_facts())
 
 
 def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
-    """What a child said before it ended, or died."""
+    """Run a child, and return what it printed before it ended or died."""
     said = run(argv, seconds=seconds)
     rows = json_rows(said.text)
     if rows and rows[-1].get("stage") == "end":  # a crash after that, in a driver's own clean-up, changes nothing
@@ -96,7 +96,7 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
 
 
 def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
-    """Pure: the devices from what the child said. `visible`: CUDA_VISIBLE_DEVICES."""
+    """The devices, from what the child printed; a pure function. `visible`: CUDA_VISIBLE_DEVICES."""
     driver = said.first("cards").get("driver")
     tried = said.all("device")
     devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in tried if row["kind"] != "cpu"]
@@ -111,7 +111,7 @@ def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[De
 
 
 def _cpu(said: ProbeAnswer, facts: Facts, *, gflops: float | None) -> Device:
-    """Where torch cannot be loaded at all, its error is the processor's."""
+    """The processor's row. If torch cannot be loaded at all, its error stands here."""
     about, error, hint = said.first("torch"), None, ""
     if about.get("error"):
         error, hint = Message("PyTorch cannot be loaded: {reason}", reason=str(about["error"])), HINT_INSTALL
@@ -131,7 +131,7 @@ def _cpu(said: ProbeAnswer, facts: Facts, *, gflops: float | None) -> Device:
 
 
 def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None) -> Device:
-    """An accelerator that torch sees: did it pass its test?"""
+    """The row of an accelerator that torch sees, with an error if it failed its test."""
     kind: Kind = row["kind"]
     capability, version, error = _capability(row), said.first("torch").get("version"), row.get("error")
     hint = HINT_RESTART if error else ""
@@ -144,13 +144,13 @@ def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None)
 
 
 def _unseen(card: Row, index: int, said: ProbeAnswer, *, driver: str | None) -> Device:
-    """A card that the driver sees and torch does not."""
+    """The row of a card that the driver sees and torch does not."""
     why = _why_unseen(said, _capability(card), driver)
     return _accelerator("cuda", {**card, "index": index}, said, driver=driver, why=why)
 
 
 def _accelerator(kind: Kind, row: Row, said: ProbeAnswer, *, driver: str | None, why: tuple[str | None, str]) -> Device:
-    """`why`: its error and what to do about it."""
+    """The row of an accelerator. `why`: its error and its hint."""
     return Device(
         kind=kind,
         index=row["index"],
@@ -182,7 +182,7 @@ def _why_unseen(said: ProbeAnswer, capability: Capability | None, driver: str | 
 
 
 def _suspected(kinds: set[Kind], said: ProbeAnswer, facts: Facts) -> list[Device]:
-    """A row for an accelerator of which only a failure is known."""
+    """The row of an accelerator of which only a failure is known."""
     version, cards = said.first("torch").get("version"), said.first("cards")
     broken = Device(kind="cuda", index=0, name=Message("unknown"), torch_version=version, hint=HINT_RESTART)
     begun: list[Kind] = [row["kind"] for row in said.all("begin")]
@@ -214,7 +214,7 @@ def cuda_build(capability: Capability | None, driver: str | None) -> Literal["cu
 
 
 def install_hint(capability: Capability | None, driver: str | None) -> str:
-    """What to type to get a torch for this card and driver."""
+    """What to type to get a torch that runs on this card and driver."""
     build = cuda_build(capability, driver)
     if build is None:
         return Message(

@@ -22,13 +22,13 @@ from cuadrilla.host.programs import run
 from cuadrilla.version import __version__
 
 PSUTIL_ERRORS = (psutil.Error, OSError, RuntimeError, ValueError, KeyError, AttributeError, NotImplementedError)
-"""What psutil raises where a system tells nothing, or /proc is not mounted."""
+"""What psutil raises where a system gives no answer, or /proc is not mounted."""
 SYSCTL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One machine. None is "unknown", except in `wsl` and `container`, where it is "none"."""
+    """One machine. None means "unknown"; in `wsl` and `container` it means "not in one"."""
 
     system: str  # Linux, Darwin, Windows
     system_version: str | None  # "Ubuntu 24.04.1 LTS", "15.1", "10.0.26100"
@@ -38,8 +38,8 @@ class Facts:
     wsl: int | None  # 1 or 2
     container: str | None  # docker, podman, lxc, kubernetes, ...
     processor: str | None  # its name
-    cores: float  # that this process may run on, or a container's quota, such as 1.5
-    memory_bytes: int  # of the machine, or of the container if that is less
+    cores: float  # cores that this process may run on, or a container's quota, such as 1.5
+    memory_bytes: int  # memory of the machine, or the container's limit if that is lower
     available_bytes: int
 
 
@@ -61,12 +61,12 @@ def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Flags of this machine's processor; empty where the system does not tell (anything but Linux)."""
+    """Flags of this machine's processor; empty on any system but Linux."""
     return parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[1]
 
 
 def find_container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """The kind of container, from the marks that runtimes leave."""
+    """The kind of container that this process runs in, from the marks that runtimes leave; None outside of one."""
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
     if (root / "run/.containerenv").exists():
@@ -125,7 +125,7 @@ def read_facts() -> Facts:
 def read_environment() -> dict[str, Any]:
     """What a run was made with, stored as `env.json`: Python, system, processor and the version of every package."""
     facts = read_facts()
-    heads = [found.metadata for found in importlib.metadata.distributions()]  # read anew with each look at them
+    heads = [found.metadata for found in importlib.metadata.distributions()]  # each access to `metadata` reads it anew
     packages = {head["Name"]: head["Version"] for head in heads if head["Name"] and head["Name"] != "cuadrilla"}
     return {
         "cuadrilla": __version__,

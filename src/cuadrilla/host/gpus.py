@@ -1,9 +1,9 @@
-"""How busy the GPUs of this machine are, and who uses them: never raises and never waits longer than its limit.
+"""How busy the GPUs of this machine are, and which processes use them. Never raises, never waits beyond its limit.
 
 NVIDIA's library (NVML) can hang, and can take its process down with it (microsoft/WSL#11277). It is therefore asked in
-a child process (`host/probe.py`), which after a failure is left alone for a while. An Apple GPU is asked through
-`ioreg`, which needs no root. What is not known is None: WSL2 tells no programs apart, and in a container the numbers of
-processes are its host's.
+a child process (`host/probe.py`). After a failure no child is started for a while. An Apple GPU is asked through
+`ioreg`, which needs no root. What is not known is None. WSL2 does not tell processes apart; in a container, pids are
+those of the host.
 """
 
 import os
@@ -36,7 +36,7 @@ def _or_unknown(value: object, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 OR_UNKNOWN = WrapValidator(_or_unknown)
-"""What cannot be is None: from a driver, or in another machine's message."""
+"""Turns an impossible value into None: from a driver, or in another machine's message."""
 Percent = Annotated[Annotated[float, Field(ge=0, le=100)] | None, OR_UNKNOWN]
 Bytes = Annotated[Annotated[int, Field(ge=0, le=2**60)] | None, OR_UNKNOWN]
 Amount = Annotated[Annotated[float, Field(ge=0, le=1e13)] | None, OR_UNKNOWN]
@@ -55,14 +55,14 @@ class GpuUsage:
 
 
 class Gpus:
-    """The GPUs of this machine, asked now and then. `argv`: the program to ask; () for a machine without GPUs."""
+    """The GPUs of this machine, asked from time to time. `argv`: the program to ask; () for a machine without GPUs."""
 
     def __init__(self, argv: Sequence[str] | None = None) -> None:
-        if argv is None:  # where no driver is, a child would only say so, every time
+        if argv is None:  # without a driver, each child would only say that there is none
             argv = IOREG if platform.system() == "Darwin" else CARDS_CHILD if has_driver() else ()
         self._argv, self._closed, self._pause_until = argv, threading.Event(), 0.0
         self.is_silent = False
-        """Whether a driver is here that did not answer the last question."""
+        """Whether there is a driver that did not answer the last question."""
 
     def sample(self) -> tuple[GpuUsage, ...]:
         names = [field.name for field in fields(GpuUsage)]
@@ -70,11 +70,11 @@ class Gpus:
         return tuple(GpuUsage(**row) for row in rows)
 
     def close(self) -> None:
-        """Whoever waits for an answer goes on. From any thread; who asks later gets an answer again."""
+        """End the wait of a thread in `rows`. May be called from any thread. A later `rows` asks again."""
         self._closed.set()
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is said of each card: the fields of `GpuUsage`, and `users`, [process, percent] of those that use it."""
+        """A row for each card: the fields of `GpuUsage`, and `users`: [pid, percent] of each process that uses it."""
         if not self._argv or time.monotonic() < self._pause_until:
             return []
         self._closed.clear()
@@ -88,16 +88,16 @@ class Gpus:
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is here. `nvidia-smi` alone proves nothing: our image for CPUs has one that says so."""
-    return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not "C:..." in this folder
+    """Whether NVIDIA's driver is here. `nvidia-smi` proves nothing: our CPU image has one that says there is none."""
+    return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not a file "C:..." here
 
 
 def others_on(
     cards: Sequence[Mapping[str, Any]], *, ours: Collection[int], told_apart: bool, all_are_others: bool
 ) -> float | None:
-    """Part of the card that others use most, from 0 to 1; None where nothing is known. `cards`: of `Gpus.rows`.
+    """How busy other programs keep the card that they use most, from 0 to 1; None if unknown.
 
-    `told_apart`: the numbers of processes are this machine's. `all_are_others`: none of ours computes at the moment.
+    `cards`: `Gpus.rows`. `told_apart`: pids in them are this machine's. `all_are_others`: no process of ours computes.
     """
     found = []
     for card in cards:
@@ -110,7 +110,7 @@ def others_on(
 
 
 def parse_ioreg(text: str) -> list[dict[str, Any]]:
-    """A row for an Apple GPU, from the `PerformanceStatistics` of its IOAccelerator."""
+    """The row of an Apple GPU, from the `PerformanceStatistics` of its IOAccelerator."""
     busy = re.search(r'"Device Utilization %"\s*=\s*(\d{1,3})\b', text)
     used = re.search(r'"In use system memory"\s*=\s*(\d{1,18})\b', text)
     name = re.search(r'"model"\s*=\s*"([^"]+)"', text)

@@ -1,8 +1,8 @@
-"""The child process that asks the GPUs: drivers hang, crash with a signal and print rubbish, and here they may.
+"""The child process that asks the GPUs. Drivers may hang, crash with a signal or print rubbish; here it does no harm.
 
-`python -P -m cuadrilla.host.probe` prints an object of JSON per line as it goes: what torch is, what NVIDIA's library
-(NVML) says of the cards, each device that torch sees and whether it computes. With `cards` it asks NVML alone, which
-takes 50 ms. It imports nothing of ours, so that it is small; whoever starts it (`devices.py`, `gpus.py`) sets a limit.
+`python -P -m cuadrilla.host.probe` prints JSON objects, one per line, as soon as it has them: torch's version, what
+NVIDIA's library (NVML) says of the cards, and each device that torch sees, with whether it computes. With `cards` it
+asks NVML only, which takes 50 ms. It is small, since it imports none of our modules. Its callers limit its time.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ CARDS_CHILD = (*CHILD, "cards")
 SPEED_SECONDS = 0.1
 MAX_CARDS, MAX_PROCESSES = 16, 1000
 SINCE_SECONDS = 3.0
-"""The driver looks a few times a second, and keeps what it saw for a while."""
+"""Age of the usage samples to ask for. The driver takes a few each second, and keeps them for a while."""
 NVIDIA = "0x10de"
-"""The maker's number on the PCI bus."""
+"""NVIDIA's vendor number on the PCI bus."""
 
 
 def main(*, cards_only: bool) -> None:
@@ -47,7 +47,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def tell_cards() -> None:
-    """`problem`: the library's, or that there is no driver for a card."""
+    """Print what NVML says. `problem`: the library's error. `without_driver`: there is a card without a driver."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -68,7 +68,7 @@ def _has_card(bus: Path = Path("/sys/bus/pci/devices")) -> bool:
 
 
 def _cards(nvml: Any) -> list[dict[str, Any]]:
-    """What each card says; what it does not say is None. Raises NVMLError when the driver has gone."""
+    """What each card reports. None: the card does not report it. Raises NVMLError when the driver has gone."""
     found = []
     for index in range(min(nvml.nvmlDeviceGetCount(), MAX_CARDS)):
         card = _asked(nvml, "nvmlDeviceGetHandleByIndex", index)
@@ -92,8 +92,8 @@ def _cards(nvml: Any) -> list[dict[str, Any]]:
 
 
 def _users(nvml: Any, card: Any) -> list[list[int]] | None:
-    """[number, percent of the time] of the processes that used the card in the last seconds. None where the driver does
-    not say: under WSL, of a part of a card."""
+    """[pid, percent of the time] of the processes that used the card in the last seconds. None where the driver does
+    not know: under WSL, and for a part of a card (MIG)."""
     if card is None:
         return None
     since = int((time.time() - SINCE_SECONDS) * 1e6)
@@ -106,7 +106,7 @@ def _users(nvml: Any, card: Any) -> list[list[int]] | None:
 
 
 def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
-    """A query's answer, or None: on WSL2, in containers and on parts of a card many are "not supported"."""
+    """A query's answer, or None: on WSL2, in containers and on parts of a card many queries are "not supported"."""
     if arguments and arguments[0] is None:  # a card that has no handle
         return None
     try:
@@ -122,7 +122,7 @@ def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
 def tell_torch() -> None:
     """Import torch and try every device that it sees. The processor comes before the drivers, which may hang."""
     try:
-        torch = importlib.import_module("torch")  # by name: only this process runs the line
+        torch = importlib.import_module("torch")  # by name: only the child runs this line
     except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
         _emit("torch", error=_first_line(error))
         tell_cards()
@@ -144,7 +144,7 @@ def tell_torch() -> None:
 
 
 def _try_out(torch: Any, device: str) -> dict[str, Any]:
-    """One small computation and its gradient, the only proof that a device works; and how fast it multiplies."""
+    """Compute a small product and its gradient, the only proof that a device works. Measure how fast it multiplies."""
     try:
         x = torch.ones(8, 8, device=device, requires_grad=True)
         (x @ x).sum().backward()
@@ -157,14 +157,14 @@ def _try_out(torch: Any, device: str) -> dict[str, Any]:
 
 
 def _gflops(torch: Any, device: str, dtype: str) -> float:
-    """Thousand millions of operations a second in products of matrices; 0 for arithmetic that the device lacks."""
+    """GFLOP/s in matrix products of this type; 0 if the device lacks the type."""
     size = 512 if device == "cpu" else 2048
     try:
         x = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
         fastest, end = math.inf, time.monotonic() + SPEED_SECONDS
         while time.monotonic() < end:  # the first ones wake the device up
             began = time.monotonic()
-            float((x @ x)[0, 0])  # to be read it must have been computed
+            float((x @ x)[0, 0])  # to read a value waits for the product
             fastest = min(fastest, time.monotonic() - began)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError):
         return 0.0

@@ -1,4 +1,4 @@
-"""What this process asks of its system: freed memory to be kept, threads that sleep early, many open files."""
+"""System settings of this process: freed memory is kept, waiting threads sleep early, many files may be open."""
 
 import ctypes
 import os
@@ -11,15 +11,15 @@ if sys.platform != "win32":
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BLOCK_BYTES = 2**30
 SPINS = "4000"
-"""A tenth of a millisecond, as long as torch needs from one product to the next; libgomp's own choice is 300,000."""
+"""Spins of a waiting thread: 0.1 ms, the time from one product of torch to the next. Libgomp's default is 300,000."""
 
 
 def keep_freed_memory() -> bool:
     """Let glibc keep large freed blocks for the next pass instead of giving them back to the kernel.
 
-    A pass allocates and frees the same hundreds of megabytes each time; mapped anew, their page faults cost a part
-    of a step. Every command begins with it; `crew/equipment.py` calls it as well, for programs of one's own and for
-    Ray's actors. Returns False where there is no glibc (macOS, Windows, musl): there nothing changes.
+    Each pass allocates and frees the same hundreds of megabytes. If they were mapped anew, their page faults would cost
+    a part of each step. Every command calls this first; `crew/equipment.py` calls it for users' own programs and for
+    Ray's actors. Without glibc (macOS, Windows, musl) it returns False and changes nothing.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -31,20 +31,20 @@ def keep_freed_memory() -> bool:
 
 
 def sleep_early(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let a thread of OpenMP that waits for the others of its pass sleep soon. To be called before torch is loaded.
+    """Let OpenMP's threads sleep soon when they wait for the others. Call it before torch is loaded.
 
-    A thread that spins keeps the core which the others need. With libgomp's usual milliseconds each product, beside
-    another program that computes, waits for the end of a time slice: small steps took up to fifty times as long there,
-    with these three times (docs/experiments.md). What the user has set stays.
+    A spinning thread keeps a core that the others need. Libgomp spins for milliseconds: beside another program that
+    computes, each product then waits for the end of a time slice. Small steps took up to fifty times as long there,
+    and three times as long with `SPINS` (docs/experiments.md). A value set by the user stays.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def allow_descriptors(count: int) -> None:
-    """Raise the limit of open files and connections to so many, as far as the system lets; it is never lowered.
+    """Raise the limit of open files and connections to `count`, as far as the system allows. It is never lowered.
 
-    Windows knows no such limit for sockets.
+    Windows has no such limit for sockets.
     """
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

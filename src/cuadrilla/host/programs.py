@@ -1,7 +1,7 @@
-"""Running other programs with a time limit: what they said, and how they ended.
+"""Runs other programs with a time limit, and returns their output and how they ended.
 
-A driver's program may hang for ever. Nothing here raises or waits longer. Output goes to a temporary file, not a pipe:
-a grandchild that keeps a pipe open cannot hold us up.
+A driver's program may hang for ever. Nothing here waits beyond the limit, and nothing raises. Output goes to a
+temporary file and not to a pipe, because a grandchild that keeps a pipe open would block us.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 
 MAX_OUTPUT_BYTES = 1 << 20
 NOT_FOUND = 127
-"""As a shell has it."""
+"""A shell's exit code for a missing program."""
 POLL_SECONDS = 0.05
 REAP_SECONDS = 2.0
 """A child stuck inside a driver may not die at once; then it is left to the system."""
@@ -26,8 +26,8 @@ REAP_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramAnswer:
-    """`text`: what it wrote on both streams. `code` None: it did not end in time, or would not stop talking;
-    `NOT_FOUND`: there is no such program, or it cannot be started."""
+    """`text`: its output on both streams. `code`: its exit code; None if it did not end in time or wrote too much;
+    `NOT_FOUND` if there is no such program or it cannot be started."""
 
     text: str = ""
     code: int | None = 0
@@ -40,8 +40,8 @@ class ProgramAnswer:
 def run(
     argv: Sequence[str], *, seconds: float, stdin: bytes = b"", stop: Callable[[], bool] = lambda: False
 ) -> ProgramAnswer:
-    """What a program says, in English where it can. It is killed after so many seconds, or soon after
-    `stop()` is true."""
+    """Run a program, with its messages in English if it has them. It is killed after `seconds`, or soon after `stop()`
+    is true."""
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as said:
             said.write(stdin)
@@ -52,7 +52,7 @@ def run(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "LC_ALL": "C", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-                start_new_session=os.name == "posix",  # so that killing reaches what it started, and Ctrl-C is for us
+                start_new_session=os.name == "posix",  # so that a kill reaches its children, and Ctrl-C only us
             )
             try:
                 _wait(process, output.fileno(), deadline=time.monotonic() + seconds, stop=stop)
@@ -78,7 +78,7 @@ def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float, s
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """With what it started. Returns soon, also where a driver holds it."""
+    """Kill a process and its children. Returns soon, even if a driver holds the process."""
     if process.poll() is not None:
         return
     with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def json_rows(text: str) -> list[Mapping[str, Any]]:
-    """The objects among the lines of an output; drivers and libraries print other things between them."""
+    """The JSON objects among the lines of an output. Lines that drivers and libraries print are skipped."""
     rows = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which rank of which group this process is, where torchrun started it, or somebody who set the same variables."""
+"""This process's rank in its group, from the variables that torchrun, or a user in its place, has set."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One of `num_ranks` processes, `ranks_here` on each machine. `attempt`: how often torchrun has begun again."""
+    """One of `num_ranks` processes, `ranks_here` of them on this machine. `attempt`: torchrun's restarts so far."""
 
     rank: int
     num_ranks: int
@@ -25,7 +25,7 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """None for a process that is alone. Raises ConfigError for variables that cannot be."""
+    """This process's place; None if it is alone. Raises ConfigError if the variables make no sense."""
     if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
         return None
     try:

@@ -1,8 +1,8 @@
 """How busy this machine is: one sample of processor, memory, disk, network, sensors, this process and the GPUs.
 
-A sample never raises: what cannot be read is None. In a container with limits the processor and the memory are those
-that the container may use. A sample from another machine passes the bounds of its annotations (pydantic), and what is
-beyond them is not known. GPUs: `host/gpus.py`.
+Taking a sample never raises: what cannot be read is None. In a container with limits, processor and memory mean what
+the container may use. Samples from other machines are checked against the annotations (pydantic): a value beyond its
+bounds becomes None. GPUs: `host/gpus.py`.
 """
 
 import time
@@ -25,8 +25,8 @@ CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """CPU figures and rates are means since the sampler's last sample. 100 is all that this machine or container may
-    use, or one core for `process_cpu_percent`."""
+    """CPU figures and rates are means since the sampler's last sample. 100 % is all that this machine or container may
+    use; in `process_cpu_percent` it is one core."""
 
     cpu_percent: Percent = None
     memory_used_bytes: Bytes = None
@@ -46,7 +46,7 @@ class Usage:
 
 
 def usage_data(usage: Usage) -> dict[str, Any]:
-    """What is known of it, as plain data for JSON: a few hundred bytes."""
+    """The known fields of a sample, as plain data for JSON: a few hundred bytes."""
     return _known({**asdict(usage), "gpus": [_known(asdict(gpu)) for gpu in usage.gpus] or None})
 
 
@@ -55,9 +55,9 @@ def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sampler:
-    """Takes samples; remembers the counters of the last one. Its first one has no rates.
+    """Takes samples, and keeps the counters of the last one to compute rates. The first sample has no rates.
 
-    `folder`: whose disk to look at. In tests `gpus` and `cgroups` (where a container's limits are) are others.
+    `folder`: a folder on the disk to report. Tests pass their own `gpus` and `cgroups` (a container's limits).
     """
 
     def __init__(self, *, folder: Path | None = None, gpus: Gpus | None = None, cgroups: Cgroups | None = None) -> None:
@@ -66,14 +66,14 @@ class Sampler:
         self._cgroups = cgroups or Cgroups()
         self._process = psutil.Process()
         self._last: dict[str, tuple[float, float]] = {}
-        """By what is counted: the count, and when it was read (or out of how much)."""
+        """By name of the counter: its last value, and the total at that time (seconds, or seconds of all cores)."""
 
     def close(self) -> None:
-        """Whoever waits for a driver goes on."""
+        """End the wait of a thread that asks a driver."""
         self.gpus.close()
 
     def sample(self) -> Usage:
-        """The machine now. Never raises; may take some seconds when a driver hangs, if nobody calls `close`."""
+        """The machine now. Never raises. May take some seconds if a driver hangs, unless `close` is called."""
         found: dict[str, Any] = {}
         own = (self._cpu, self._memory, self._own, self._disk, self._disk_rates, self._network, self._battery)
         for read in (*own, _heat):
@@ -128,12 +128,12 @@ class Sampler:
         return None if part is None else round(part, 1)
 
     def _part(self, name: str, counted: float, total: float) -> float | None:
-        """How much was counted since the last time, for each one of `total`."""
+        """The increase of a counter since the last call, divided by the increase of `total`."""
         last = self._last.get(name)
         self._last[name] = (counted, total)
         if last is None or total <= last[1]:
             return None
-        return max(0.0, (counted - last[0]) / (total - last[1]))  # a counter may begin anew
+        return max(0.0, (counted - last[0]) / (total - last[1]))  # a counter may restart at 0
 
 
 def _heat() -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _heat() -> dict[str, Any]:
 
 
 def read_battery() -> tuple[float | None, bool | None]:
-    """Percent, and whether the machine runs on it; None where there is none, or it does not say. Never raises."""
+    """(percent, whether the machine runs on battery); None for what is unknown or without a battery. Never raises."""
     found = None
     with suppress(*PSUTIL_ERRORS):
         found = psutil.sensors_battery()

@@ -1,7 +1,7 @@
 """Follows a file of JSON lines that grows: each read costs as much as what has been added since the last one.
 
-Nothing stays open between two reads, so that the writer may rename its file on any system. A line without its end is
-read next time. A file that was replaced or cut is read from its beginning.
+No file stays open between two reads, so that the writer can rename it on any system. A line without its end is read
+next time. A file that was replaced or shortened is read again from its beginning.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class FileFollower:
-    """`tail_bytes`: the first read begins so many bytes before the end."""
+    """Reads one file. `tail_bytes`: the first read begins this many bytes before the end."""
 
     path: Path
     tail_bytes: int | None = None
@@ -23,8 +23,8 @@ class FileFollower:
     _offset: int = 0
 
     def rows(self, *, anew: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-        """The rows that have come since. `anew` is called first where this is another file than before."""
-        if not self.path.is_file():  # a pipe would be waited for
+        """The rows added since the last read. `anew` is called first if the file was replaced or shortened."""
+        if not self.path.is_file():  # to open a pipe would block
             return
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -58,5 +58,5 @@ def newest_figures(path: Path, *, most_bytes: int = 2**16) -> dict[str, float]:
 
 
 def figures(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Its numbers, by name."""
+    """The numbers in a row, by name."""
     return ((key, value) for key, value in row.items() if type(value) in (int, float))

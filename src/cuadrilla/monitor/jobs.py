@@ -1,7 +1,7 @@
-"""The runs of a queue, or the trials of a search, as their folders tell of them now; and which reader is for a folder.
+"""The runs of a queue and the trials of a search, read from their folders; and the right reader for a folder.
 
-A job is plain data: `name` (no other of its list has it), `title`, `run` (its folder), `state`, `machine` (who has it,
-had it last, or may have it), `step`, `steps`, `loss`, `val_bits_per_byte`, `score`, `values`, `reason`.
+A job is plain data: `name` (unique in its list), `title`, `run` (its folder), `state`, `machine` (the one that trains
+it, trained it last, or may train it), `step`, `steps`, `loss`, `val_bits_per_byte`, `score`, `values`, `reason`.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from cuadrilla.tune.folder import JOBS
 
 
 def open_run(folder: Path, *, queue: Path | None = None, tail_bytes: int | None = None) -> RunReader:
-    """The reader of a run, of a search or of the queue of this machine. Raises ConfigError where none of them is."""
+    """The reader of a run, of a search or of this machine's queue. Raises ConfigError if the folder is none of them."""
     run = RunDir(folder)
     if folder == queue:
         return RunReader(run, jobs=lambda is_handed_out: queue_jobs(RunQueue(folder, is_handed_out=is_handed_out)))
@@ -49,7 +49,7 @@ def queue_jobs(queue: RunQueue) -> list[dict[str, Any]]:
 
 
 def search_jobs(folder: Path, is_searched: bool) -> list[dict[str, Any]]:
-    """What has ended has said all in its row: a search may have thousands of them."""
+    """The trials of a search, of which there may be thousands: only the folders of running ones are read."""
     found = []
     for row in read_object(folder / JOBS).get("jobs", []):
         run, is_running = RunDir(folder / row["name"]), row["state"] == RUNNING
@@ -60,7 +60,7 @@ def search_jobs(folder: Path, is_searched: bool) -> list[dict[str, Any]]:
 
 
 def _progress(run: RunDir) -> dict[str, Any]:
-    """How far a run is, by its newest rows and its settings."""
+    """The progress of a run, from its newest rows and its settings."""
     last, steps = newest_figures(run.metrics), read_object(run.config).get("num_steps")
     figures = {key: last.get(key) for key in ("loss", "val_bits_per_byte")}
     return {"step": last.get("version"), "steps": steps, **figures}

@@ -1,7 +1,7 @@
 """Runs and their machines as Prometheus reads them: https://prometheus.io/docs/practices/naming/.
 
-Each scrape makes its answer anew from what is watched; nothing is kept in the library's global registry. Names of runs,
-machines and events come from others: the library escapes them.
+Each scrape makes its answer anew from the run readers; nothing is kept in the library's global registry. Names of runs,
+machines and events are foreign text, which the library escapes.
 """
 
 import time
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from cuadrilla.monitor.run import RUNNING, RunReader
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OF_RUNS = (  # name, help, key of what is known of a run, factor
+OF_RUNS = (  # name, help, key in the data of a run, factor
     ("tokens_per_second", "Mean of the newest steps, all machines together.", "tokens_per_second", 1.0),
     ("loss", "Of the newest version's training text, in nats per token.", "loss", 1.0),
     ("held_out_loss", "Of the newest evaluation, in nats per token.", "val_loss", 1.0),
@@ -27,7 +27,7 @@ COUNTED = (
     ("versions", "Committed versions of the weights.", "version", 1.0),
     ("tokens", "Tokens trained on.", "tokens", 1.0),
 )
-OF_NODES = (  # of machines that work now: what one said before it left says nothing of it
+OF_NODES = (  # only of machines that work now: the last figures of one that left are out of date
     ("share", "Part of the newest steps that it computed.", "share", 1.0),
     ("tokens_per_second", "Its part of the crew's speed in the newest steps.", "tokens_per_second", 1.0),
     ("cpu_utilization_ratio", "Busy part of what the machine may use.", "cpu_percent", 0.01),
@@ -48,11 +48,11 @@ OF_GPUS = (
     ("power_watts", "Drawn by the GPU.", "power_watts", 1.0),
 )
 Named = tuple[list[str], dict[str, Any]]
-"""Values of the labels, and what is known."""
+"""Values of the labels, and the data of the run, machine or GPU."""
 
 
 def metrics_text(runs: Iterable[tuple[str, RunReader]]) -> bytes:
-    """Metrics of runs by name, in the text format."""
+    """The metrics of runs, by name, in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Crew(list(runs)))
     return generate_latest(registry)
@@ -101,5 +101,5 @@ def _counter(name: str, text: str, labels: tuple[str, ...], counts: Iterable[tup
 
 
 def _text(value: str) -> str:
-    """Without halves of characters, which UTF-8 cannot write."""
+    """The text without lone surrogates, which UTF-8 cannot encode."""
     return value.encode("utf-8", "replace").decode("utf-8")

@@ -1,10 +1,10 @@
-"""A run as its directory tells of it now: the one reader of runs, for all that shows them.
+"""The state of a run, read from its directory: for `cuadrilla monitor`, for the dashboard and for Prometheus.
 
-It reads files only, each from where it stopped the last time (`follow.py`), and asks no process: a run that has ended,
-or was copied here, is read in the same way. What it finds is plain data: `data` is what `cuadrilla monitor` shows and
-prints, `news` what a page that was told the rest lacks. Texts are escaped where they are shown.
+It reads files only, each from where it stopped the last time (`follow.py`), and asks no process. So a run that has
+ended, or was copied here, is read in the same way. The results are plain data: `data` is the whole state, which
+`cuadrilla monitor` shows; `news` is the part that a page does not have yet. Texts are escaped where they are shown.
 
-A queue and a search have machines, too, in a folder like that of a run: then `jobs` reads what these do.
+A queue and a search have machines too, in a folder like that of a run. There, `jobs` reads the jobs of the machines.
 """
 
 import contextlib
@@ -27,32 +27,32 @@ from cuadrilla.runfile import leaves
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
-"""Steps of which shares and speeds are means: one alone deals out so few units that its shares say little."""
+"""Newest steps over which shares and speeds are averaged: a single step has too few units to tell the shares."""
 TAIL_BYTES = 2**18
-"""The end of `metrics.jsonl`, for who wants no curves: twenty rows of a hundred workers have a fifth of that."""
+"""Bytes to read at the end of `metrics.jsonl` if no curves are needed: 5 times twenty rows of a hundred workers."""
 POINTS, SHARE_POINTS = 1200, 300
-"""Points of a curve, and of each machine's shares: a page is not wider."""
+"""Maximum number of points of a curve, and of each machine's shares: a page is no wider."""
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
 REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
 NODE_TAIL_BYTES = 3 * 2**15
-"""A machine's last rows: some 300, a quarter of an hour and more."""
+"""Bytes to read at the end of a machine's file: some 300 rows, a quarter of an hour or more."""
 MAX_HISTORY, MAX_LOG_LINES, MAX_NOTES_BYTES = 120, 300, 2**16
 LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
-"""What a worker adds to its usage."""
+"""Figures of its link that a worker adds to its usage."""
 Line = dict[str, Any]
-"""`time`, `level`, `text`; `dropped`: so many lines were left out here. `number`: of this line."""
+"""A line of a log: `time`, `level`, `text`, `dropped` (how many lines were left out here) and the line's `number`."""
 
 Jobs = Callable[[bool], list[dict[str, Any]]]
-"""The jobs of a queue or a search, in their order; told whether anybody hands them out."""
+"""Returns the jobs of a queue or a search, in their order. Argument: whether a process hands them out now."""
 
 
 @dataclass
 class NodeRows:
-    """A machine as its file in `nodes` has it; the coordinator has checked the rows, and begins with its facts.
+    """A machine, from its file in `nodes`. The coordinator has checked the rows; the first one has the machine's facts.
 
-    The first read looks at the end, each later one at what has been added. `next_number` gives each usage row and each
-    line of its log a number.
+    The first read takes the end of the file, each later one the rows added since. `next_number` numbers the usage rows
+    and the lines of the log.
     """
 
     name: str
@@ -61,11 +61,11 @@ class NodeRows:
     heard: float | None = None
     """When its newest row of any kind was written, by the coordinator's clock."""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """The newest usage row, with `phase` and what `LINK_FIGURES` names."""
+    """The newest usage row, with `phase` and the `LINK_FIGURES`."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What its newest session said: device, processor, system, torch, cuadrilla."""
+    """From its newest session: device, processor, system, torch, cuadrilla."""
     points: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
-    """Numbers, and when how busy its processor and its GPU were and how long it waited, as parts."""
+    """(number, [time, busy processor, busy GPU, waiting]), the last three as parts from 0 to 1."""
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class NodeRows:
 
     @property
     def word(self) -> Line | None:
-        """The newest line that it said."""
+        """The newest line of its log."""
         return next((line for line in reversed(self.lines) if not line["dropped"]), None)
 
     def _take(self, row: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class NodeRows:
 
 @dataclass(kw_only=True)
 class Attendance:
-    """What the events tell of a machine. `reason`: why it left last. `time`: when it came or went, or the run ended."""
+    """Presence of a machine, from events. `reason`: why it left last. `time`: when it came, left, or the run ended."""
 
     here: bool = False
     joined: int = 0
@@ -115,24 +115,24 @@ class Attendance:
 
 
 class RunReader:
-    """May be used from any thread. `tail_bytes`: of the rows of a run, read the end."""
+    """Reads one run. Thread-safe. `tail_bytes`: read only this much of the end of `metrics.jsonl`."""
 
     def __init__(self, run: RunDir, *, tail_bytes: int | None = None, jobs: Jobs | None = None) -> None:
         self.run = run
         self.state = "unknown"
         self.counts: dict[str, int] = {}
-        """Events by name."""
+        """Number of events, by name."""
         self._about: tuple[object, dict[str, Any]] = (None, {})
-        """What stands beside its curves, and when its files were written."""
+        """When the files that `about` reads were written, and its result."""
         self._jobs = jobs
         self._lock = threading.Lock()
         self._refreshed = float("-inf")
         self._number = 0
-        """Number of the newest change of anything that `news` tells."""
+        """Number of the newest change in what `news` reports."""
         self._anew = 0
-        """The number at which all that had been told became void."""
+        """Number of the change that made all earlier reports invalid, because a file was replaced."""
         self._told: dict[str, tuple[str, int]] = {}
-        """By part of the news: how it was told last, and the number of that change."""
+        """By part of the news: its last reported text, and the number of that change."""
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
         self._nodes: dict[str, NodeRows] = {}
@@ -147,14 +147,14 @@ class RunReader:
         return f"{path.parent.name}/{path.name}" if self._jobs is not None and path.name == "tune" else path.name
 
     def refresh(self) -> None:
-        """Take in what was written since; not more often than twice a second."""
+        """Read what was written since the last read, at most twice a second."""
         with self._lock:
             if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
                 self._take()
 
     def data(self, *, now: float, nodes: Collection[str] = ()) -> dict[str, Any]:
-        """The run at `now`, in unix seconds, with its machines: see docs/watch.md. `nodes`: also those of these that
-        are not there."""
+        """The run at `now`, in Unix seconds, with its machines: see docs/watch.md. `nodes`: names of machines to list
+        even if they are absent."""
         with self._lock:
             self._take()
             machines = self._machines()
@@ -165,7 +165,7 @@ class RunReader:
             return {**self._head(), "time": now, "seen": seen, **jobs, "machines": machines}
 
     def news(self, since: int) -> tuple[dict[str, Any], int]:
-        """By name, what a page lacks that was told all up to the number `since`; and the number from then on."""
+        """The parts that have changed since the number `since`, by name, and the number to ask with next time."""
         with self._lock:
             found: dict[str, Any] = {}
             if since < self._anew:
@@ -191,7 +191,7 @@ class RunReader:
         return number > since
 
     def _log(self, since: int) -> list[Line]:
-        """The newest lines of all machines, with their names, in the order in which they came."""
+        """The newest log lines of all machines, with their names, in the order of time."""
         lines = [{"node": node.name, **line} for node in self._nodes.values() for line in node.lines]
         new = [line for line in lines if line["number"] > since]
         return sorted(new, key=lambda line: (line["time"], line["number"]))[-MAX_LOG:]
@@ -208,7 +208,7 @@ class RunReader:
         return {**self._last, **self._best, **head, **updated, **self._mean_speed(), **self._outlook()}
 
     def _outlook(self) -> dict[str, float | None]:
-        """Of how many steps it is, and the seconds that the rest takes at the pace of the newest ones."""
+        """The run's number of steps, and the seconds that the remaining steps take at the pace of the newest ones."""
         num_steps, rows = self._about[1].get("num_steps"), self._newest.values()
         if num_steps is None or self.state != RUNNING or not rows:
             return {"num_steps": num_steps}
@@ -220,7 +220,7 @@ class RunReader:
         return {"tokens_per_second": sum(speeds) / len(speeds)} if speeds else {}
 
     def _mean_shares(self) -> dict[str, float]:
-        """Mean shares of the newest steps, of those who are here: together they have all."""
+        """Each present machine's mean share of the newest steps, scaled so that the shares add up to 1."""
         gone = {name for name, member in self._members.items() if self.state == RUNNING and not member.here}
         told = [row["shares"] for row in self._newest.values() if "shares" in row]
         names = set[str]().union(*told) - gone
@@ -228,7 +228,7 @@ class RunReader:
         return {name: value / (sum(sums.values()) or 1.0) for name, value in sums.items()}
 
     def _machines(self) -> list[dict[str, Any]]:
-        """Those that are here first."""
+        """All machines, those present first."""
         shares, speed = self._mean_shares(), self._mean_speed().get("tokens_per_second", 0.0)
         has: dict[str, list[str]] = {}
         for job in self._of_jobs:
@@ -295,7 +295,7 @@ class RunReader:
 
     def _take_row(self, version: int, row: dict[str, Any]) -> None:
         told = dict(figures(row))
-        is_late = "val_loss" in told and version < self._last.get("version", 0)  # what was found of a step long ago
+        is_late = "val_loss" in told and version < self._last.get("version", 0)  # an evaluation of an earlier step
         self._last |= {key: value for key, value in told.items() if key.startswith("val_")} if is_late else told
         if told.get("val_loss", math.inf) < self._best.get("best_loss", math.inf):
             self._best = {"best_loss": told["val_loss"], "best_version": version}
@@ -346,13 +346,13 @@ class RunReader:
 
 
 def how_far(job: Mapping[str, Any]) -> str:
-    """A job with its step, and of how many."""
+    """A job's title, its step and its number of steps."""
     step, steps = job.get("step"), job.get("steps")
     return job["title"] if step is None else f"{job['title']} {step}/{steps}" if steps else f"{job['title']} {step}"
 
 
 def state_of(run: RunDir) -> str:
-    """What `status.json` says; whose process is gone, that one has stopped, whatever it says."""
+    """The state in `status.json`. A run that should be running but is not locked by a process has stopped."""
     if is_held(run.lock):
         return RUNNING
     if not run.status.exists():
@@ -362,7 +362,7 @@ def state_of(run: RunDir) -> str:
 
 
 def _word(node: NodeRows | None, member: Attendance) -> dict[str, Any] | None:
-    """Its newest line, or why it left, if that was later."""
+    """The newest line of a machine's log, or why it left, if that was later."""
     said = node.word if node is not None else None
     if member.lost and not member.here and member.reason and (said is None or said["time"] <= (member.time or 0.0)):
         return {"time": member.time, "level": "warning", "text": member.reason}
@@ -370,7 +370,7 @@ def _word(node: NodeRows | None, member: Attendance) -> dict[str, Any] | None:
 
 
 def modified(path: Path) -> float:
-    """When a file was written last; 0: it is not there."""
+    """When a file was last written, in Unix seconds; 0 if there is none."""
     with contextlib.suppress(OSError):
         return os.stat(path).st_mtime
     return 0.0
@@ -381,7 +381,7 @@ def _part(percent: float | None) -> float | None:
 
 
 def about(run: RunDir) -> dict[str, Any]:
-    """What stands beside a run's curves: notes, settings, data, the size of its model, its coordinator's software.
+    """What a page shows beside a run's curves: notes, settings, data, size of the model, software of the coordinator.
 
     `changed`: keys of `values` that were set by the run file or on the command line.
     """
@@ -389,7 +389,7 @@ def about(run: RunDir) -> dict[str, Any]:
     values = {key: value for key, value in leaves(config.get("values", {})).items() if not key.startswith("alarm.")}
     origins = config.get("origins", {})
     folder = values.get("data.folder")
-    manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # if it is on this machine
+    manifest = read_object(run.path / folder / "manifest.json") if folder else {}  # {} if it is on another machine
     notes = ""
     with contextlib.suppress(OSError), open(run.notes, encoding="utf-8", errors="replace") as file:
         notes = file.read(MAX_NOTES_BYTES)

@@ -1,6 +1,6 @@
-"""What `cuadrilla monitor` shows in a terminal: this machine, or the machines of a run, from what `--json` prints.
+"""What `cuadrilla monitor` shows in a terminal: this machine, or the machines of a run.
 
-Everything here is a pure function of that. Texts that come from others are made harmless here (`printable.py`).
+Everything here is a pure function of the data that `--json` prints. Foreign text is escaped here (`printable.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ Machine = dict[str, Any]
 
 
 def machine_screen(now: Data, *, clock: str, width: int | None = None) -> RenderableType:
-    """One line for each device, with a bar on a terminal (`width`: its cells); then its crew."""
+    """One line for each device, then the machine's crew. `width`: the columns of a terminal, which also shows bars."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("left", *(("left",) if width else ()), "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
@@ -44,7 +44,7 @@ def machine_screen(now: Data, *, clock: str, width: int | None = None) -> Render
 
 
 def _devices(now: Data) -> Iterable[tuple[str, float | None, list[str]]]:
-    """Label, percent that is used, more about it."""
+    """(label, percent in use, details) for each device."""
     yield Message("CPU"), now["cpu_percent"], [_known(now["temperature_celsius"], "°C"), now["processor"]]
     used, total = now["memory_used_bytes"], now["memory_bytes"]
     yield Message("memory"), _part(used, total), [_sizes(used, total)]
@@ -78,7 +78,7 @@ def _part(used: float | None, total: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """`wide`: only where there is much room."""
+    """A column of the table. `wide`: left out on a terminal with less than `NARROW_CELLS` columns."""
 
     head: Message
     cell: Callable[[Machine], str]
@@ -87,7 +87,7 @@ class Column:
 
 
 def run_screen(now: Data, *, clock: str, width: int | None = None) -> RenderableType:
-    """How far it is, then one line for each machine; a column of which nothing is known is left out."""
+    """The progress of the run, then one line for each machine. A column without known values is left out."""
     head = _text(clock, *_head(now), style="bold")
     if not now["machines"]:
         return Group(head, _text(Message("no machine has joined yet")))
@@ -132,7 +132,7 @@ def _head(now: Data) -> list[str]:
 
 
 def _lag(machine: Data, now: Data) -> float | None:
-    """Seconds since it was heard. Clocks of two machines may differ: nothing is newer than now."""
+    """Seconds since a machine was heard. Clocks of two machines may differ, so a negative time counts as 0."""
     return None if machine["seen"] is None else max(0.0, now["time"] - machine["seen"])
 
 
@@ -157,7 +157,6 @@ def _celsius(machine: Machine) -> float | None:
 
 
 def _gpu_memory(machine: Machine) -> str:
-    """Memory of all cards of the machine."""
     used, total = _gpus(machine, "memory_used_bytes"), _gpus(machine, "memory_bytes")
     return _sizes(sum(used) if used else None, sum(total) if total else None)
 
@@ -191,7 +190,7 @@ COLUMNS = (
 
 
 def rate(bytes_per_second: float | None) -> str:
-    """As line rates are told: in thousands."""
+    """A rate in powers of 1000, as the speeds of networks are given."""
     if bytes_per_second is None:
         return UNKNOWN
     if bytes_per_second >= 1e6:
@@ -200,7 +199,7 @@ def rate(bytes_per_second: float | None) -> str:
 
 
 def duration(seconds: float) -> Message:
-    """Roughly, in one unit."""
+    """A duration, rounded to one unit."""
     if seconds < 100:
         return Message("{number:.0f} s", number=seconds)
     if seconds < 100 * 60:
@@ -229,11 +228,11 @@ def _sizes(used: int | None, total: int | None) -> str:
 
 
 def _text(*parts: str, style: str = "") -> Text:
-    """In the person's language; nothing in it is markup."""
+    """The parts in the user's language, without markup."""
     return Text("  ".join(said for part in parts if (said := _say(part)) not in ("", UNKNOWN)) or UNKNOWN, style=style)
 
 
 def _say(text: str) -> str:
-    """A reason that was written down in English is looked up, never formatted."""
+    """A text in the user's language, on one line. An English reason from a file is looked up, never formatted."""
     words = shown(text, language()) if isinstance(text, Message) else translated(text, language())
     return one_line(words)

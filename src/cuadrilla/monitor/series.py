@@ -1,8 +1,8 @@
-"""Curves that stay small however long a run is: neighbouring versions share a point when there are too many.
+"""Curves that stay small however long a run is: when there are too many versions, neighbours share a point.
 
-A point is the mean of what it holds. There are at most `most` points; when one more comes, a point holds twice as many
-versions from then on. While each version has a point of its own, a later row of a version replaces what an earlier one
-has said.
+A point is the mean of its versions. There are at most `most` points. When one more comes, neighbours are joined, so
+that a point holds twice as many versions from then on. As long as each version has its own point, a later row of a
+version replaces an earlier one.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DIGITS = 5
-"""Significant ones: more than a curve can show."""
+"""Significant digits of a value: more than a curve can show."""
 
 
 @dataclass
 class _Point:
-    """`last`: its newest version. `changed`: the number of its newest change. `sums`: by column, with their counts."""
+    """`last`: the newest version in it. `changed`: the number of its last change. `sums`: sum and count by column."""
 
     last: int = -1
     rows: int = 0
@@ -25,7 +25,7 @@ class _Point:
 
 @dataclass
 class Series:
-    """`fills`: a column that is not in a row is 0 there (shares); otherwise it is unknown (held-out losses)."""
+    """Curves by column. `fills`: a column missing in a row is 0 there (shares), not unknown (held-out losses)."""
 
     most: int
     fills: bool = False
@@ -34,11 +34,11 @@ class Series:
     columns: dict[str, None] = field(default_factory=dict)
 
     def add(self, version: int, values: Mapping[str, float], *, number: int) -> None:
-        """A row; `number`: of this change."""
+        """Add a row. `number`: the number of this change."""
         point = self.points.setdefault((version - 1) // self.stride, _Point())
         replaces = self.stride == 1 and point.rows == 1
         if replaces and self.fills:
-            point.sums.clear()  # of who computed it before it was redone
+            point.sums.clear()  # shares of this version before it was redone
         point.rows += not replaces
         point.last, point.changed = max(point.last, version), number
         for name, value in values.items():
@@ -54,7 +54,7 @@ class Series:
         self.columns.clear()
 
     def since(self, number: int) -> dict[str, Any] | None:
-        """The points from the first one that has changed after `number`: they replace what a reader has from there."""
+        """All points from the first that has changed after `number`. They replace a reader's points from there on."""
         points = [self.points[key] for key in sorted(self.points)]
         first = next((at for at, point in enumerate(points) if point.changed > number), None)
         if first is None:
@@ -68,7 +68,7 @@ class Series:
         return float(f"{total / count:.{DIGITS}g}") if count else None
 
     def _join(self, number: int) -> None:
-        """Neighbours, so that a point holds twice as many versions."""
+        """Join neighbouring points, so that each holds twice as many versions."""
         before, self.points, self.stride = self.points, {}, 2 * self.stride
         for key, point in sorted(before.items()):
             joined = self.points.setdefault(key // 2, _Point(changed=number))

@@ -1,1 +1,1 @@
-"""The dashboard: one page, and what it asks for."""
+"""The dashboard: one page, and the HTTP calls that it makes."""

@@ -1,12 +1,12 @@
-"""What the dashboard's page asks for, read from run directories.
+"""The HTTP calls of the dashboard's page, answered from run directories.
 
-* `GET /api/runs`: a row for each run, and for what hands out runs: the queue, searches.
-* `GET /api/follow?of=KEY`: a stream of events, each what has changed in the run since the one before.
-* `GET /api/run?of=KEY`: the curves and the settings of one, for a comparison.
-* `POST /api/stop?of=KEY`: it saves and stops. `POST /api/notes?of=KEY`: what a person writes of it is kept.
+* `GET /api/runs`: a row for each run, for the queue and for each search.
+* `GET /api/follow?of=KEY`: a stream of server-sent events, each with the run's changes since the one before.
+* `GET /api/run?of=KEY`: the curves and the settings of one run, for a comparison.
+* `POST /api/stop?of=KEY`: the run saves and stops. `POST /api/notes?of=KEY`: store a person's notes on the run.
 * `GET /metrics`: all runs for Prometheus.
 
-Who may call is the concern of `serve/edge.py`, which stands before it.
+`serve/edge.py` checks each request before it arrives here.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from cuadrilla.serve.edge import OPEN_TO_ALL, PAGE
 from cuadrilla.serve.page import headers
 
 WITHOUT_TOKEN = (*OPEN_TO_ALL, PAGE)
-"""The page itself tells nothing: it has its token from the part of its address that no server sees."""
+"""Paths open to all. The page itself holds no data: it takes the token from its address, after `#`."""
 POLL_SECONDS = 1.0
 
 
 class Dashboard:
-    """`drain`: streams end, so that the process can."""
+    """The web application. `drain` ends its streams, so that the process can end."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
@@ -61,7 +61,7 @@ class Dashboard:
         self.app.get("/api/follow", response_class=EventSourceResponse)(follow)
 
     def drain(self) -> None:
-        """From any thread, and from a signal's handler."""
+        """May be called from any thread, and from a signal handler."""
         self._drains = True
 
     async def _page(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class Dashboard:
         return _json({})
 
     async def _watched(self, of: str = "") -> RunReader:
-        """Raises 404."""
+        """The reader of a run. Raises HTTPException (404)."""
         watched = await asyncio.to_thread(self.runs.watched, of)
         if watched is None:
             raise HTTPException(404, "there is no such run")
@@ -114,5 +114,5 @@ def _json(value: Any) -> Response:
 
 
 def _text(value: Any) -> str:
-    """ASCII: what is half of a character stays one, and every line ends where it should."""
+    """JSON in ASCII: lone surrogates can be sent, and no character in a text ends a line."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))

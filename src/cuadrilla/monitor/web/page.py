@@ -1,7 +1,7 @@
-"""The page of a run: one file, with style, scripts and the charts' library in it; it loads nothing else.
+"""The page of a run: one file with style, scripts and the library for charts in it. It loads nothing else.
 
-Live it holds nothing of a run, so that it needs no token, and follows what the dashboard sends. Frozen it holds all
-that would have been sent. What comes from a run enters it as JSON, and the script shows it as text, never as HTML.
+A live page holds no data of a run, so that it needs no token; the dashboard sends it the data. A frozen page holds all
+data that would have been sent. Data of a run enter a page as JSON; its script shows them as text, never as HTML.
 """
 
 import time
@@ -19,7 +19,7 @@ PARTS = ("serve/common", *(f"monitor/web/page{part}" for part in (".charts", ".t
 
 
 def page_text(*, language: str, asks: str = "'self'", frozen: dict[str, Any] | None = None) -> tuple[str, str]:
-    """The page and its policy. `frozen`: what it holds of a run."""
+    """The page and its Content-Security-Policy. `asks`: the policy's `connect-src`. `frozen`: the data of a run."""
     return one_file(
         "monitor/web/page.html",
         styles=STYLES,
@@ -43,7 +43,7 @@ def frozen_page(run: RunDir) -> str:
 
 def save_page(run: RunDir, page: Path) -> None:
     """Write the frozen page of a run. Raises ConfigError, ResourceError."""
-    path = page.resolve()  # a link stays one
+    path = page.resolve()  # a symbolic link stays one
     if path.exists() and not path.is_file():
         raise ConfigError("{path} is not a file", path=page, hint="name the page to write: --save report.html")
     write_atomic(path, frozen_page(run))

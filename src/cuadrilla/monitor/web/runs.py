@@ -1,7 +1,7 @@
-"""Which runs a dashboard shows: run folders that were named, those in folders that were named, and those of the queue.
+"""The runs that a dashboard shows: the named run folders, the runs in named folders, and the runs of the queue.
 
-A run is addressed by its key, a name of ours; no path comes from the page. The queue and searches are found beside them
-and have keys, too. The trials of a search may be many: none is in the list, and each can be looked at.
+The page addresses a run by its key, a name that we give it; the page never sends a path. The queue and searches have
+keys too. The trials of a search are not in the list, because there may be many, but each can be opened.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
 class Runs:
-    """May be asked from any thread."""
+    """The runs by key. Thread-safe."""
 
     def __init__(self, places: Sequence[Path], *, queue: Path | None = None) -> None:
-        """`queue`: the folder of this machine's, if it is to be shown."""
+        """`queue`: the folder of this machine's queue, if it is to be shown."""
         self._queue = queue
         self._places = [place.parent if place.is_file() else place for place in places]
         for place in self._places:
@@ -46,8 +46,8 @@ class Runs:
         self._open: dict[Path, RunReader] = {}
 
     def names(self) -> list[str]:
-        """Those that are there now, the one that wrote last first; then those that only the queue names; then the queue
-        and searches."""
+        """Keys of the runs found, the one written last first; then of runs that only the queue names; then of the queue
+        and of searches."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS:
                 self._paths = self._find()
@@ -55,7 +55,7 @@ class Runs:
             return list(self._paths)
 
     def watched(self, key: str) -> RunReader | None:
-        """Read up to now; None where there is no such run."""
+        """The reader of a run, refreshed; None if there is no such run."""
         self.names()
         with self._lock:
             path = self._path(key)
@@ -68,7 +68,7 @@ class Runs:
         return found
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A row for each run, read from the end of its files. `hands_out`: a queue or a search. `stops`: `stop` can."""
+        """A row for each run, from the end of its files. `hands_out`: a queue or a search. `stops`: `stop` works."""
         self.names()
         found = []
         for key, path in self._paths.items():
@@ -79,7 +79,7 @@ class Runs:
         return found
 
     def stop(self, key: str) -> bool:
-        """Ask the process that trains a run to save and stop, as `cuadrilla stop` does; whether there is one."""
+        """Ask the process that trains a run to save and stop, like `cuadrilla stop`. Returns whether there is one."""
         self.names()
         process = self._process(RunDir(self._paths[key])) if key in self._paths else None
         if process is not None:
@@ -87,7 +87,7 @@ class Runs:
         return process is not None
 
     def _process(self, run: RunDir) -> int | None:
-        """Of this machine, that trains a run; None for a run of the queue, which stops its own."""
+        """The pid of the process here that trains a run. None for a run of the queue, which stops its runs itself."""
         owner, pid = read_object(run.lock), read_object(run.status).get("pid")
         if (owner.get("host"), owner.get("pid")) != (socket.gethostname(), pid) or state_of(run) != RUNNING:
             return None
@@ -95,7 +95,7 @@ class Runs:
         return None if any(each.run.path == run.path and each.state == RUNNING for each in queued) else pid
 
     def _path(self, key: str) -> Path | None:
-        """The folder of what is in the list, or of a trial."""
+        """The folder of a key in the list, or of a trial."""
         if key in self._paths:
             return self._paths[key]
         search, _, name = key.rpartition("/")
@@ -116,14 +116,14 @@ class Runs:
 
 
 def _names_of(path: Path) -> list[str]:
-    """What a folder may be called, the best first."""
+    """The keys that a folder may have, the best first."""
     beside = f"{path.parent.name}/{path.name}"
     numbered = (f"{beside} ({number})" for number in range(2, MAX_RUNS + 2))
     return [beside, *numbered] if path.name == TUNE else [path.name, beside, *numbered]
 
 
 def _found(place: Path) -> Iterator[Path]:
-    """Itself, or those in it and in its folders."""
+    """The folder itself if it is a run or a search; else the runs in it and in its folders."""
     if is_run(place) or (place / JOBS).is_file():
         yield place
         return
@@ -135,7 +135,7 @@ def _found(place: Path) -> Iterator[Path]:
 
 
 def _folders(place: Path) -> list[Path]:
-    """None of one that may not be looked into."""
+    """Its visible folders; none if it cannot be read."""
     with contextlib.suppress(OSError):
         return [path for path in place.iterdir() if path.is_dir() and path.name[0] != "."]
     return []
