@@ -57,7 +57,7 @@ def _is_talk(record: logging.LogRecord) -> bool:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Escapes here and not in a formatter, because Ray sets its own formatter on all handlers of its logger."""
+    """Escapes in the handler, not in a formatter: Ray sets a formatter of its own on all handlers of its logger."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

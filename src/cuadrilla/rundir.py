@@ -34,7 +34,7 @@ MAX_KEPT = 4 * 2**20  # characters that wait in memory for a full disk
 
 
 class RunDir:
-    """The paths in a run directory; creates nothing. `version`: the one checkpoint to use, if not chosen by a rule."""
+    """The paths in a run directory; creates nothing. `version`: use this checkpoint, not the best or the newest."""
 
     def __init__(self, path: Path, version: int | None = None) -> None:
         self.path = path

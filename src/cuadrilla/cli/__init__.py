@@ -13,6 +13,6 @@ def main() -> None:
     """Run the command of `sys.argv`."""
     try:
         from cuadrilla.cli.app import main as run
-    except KeyboardInterrupt:  # nothing has begun; INTERRUPTED_EXIT_CODE
+    except KeyboardInterrupt:  # during the import; 130 is INTERRUPTED_EXIT_CODE
         sys.exit(130)
     run()

@@ -1,4 +1,4 @@
-"""The commands of a crew: `up` coordinates, `join` works for a coordinator, `invite` and `kick` change its machines.
+"""The commands of a crew: `up` coordinates, `join` works for a coordinator, `invite` and `kick` decide who may join.
 
 An invite is read from a hidden prompt, from standard input or from a file, never from an argument: all users of a
 machine can see the arguments of its processes.
@@ -101,7 +101,7 @@ def up(
 
 @contextmanager
 def coordinating(purpose: str) -> Iterator[Home]:
-    """Gives this machine's home folder, with keys and invites, while only this process coordinates the crew in it."""
+    """Give this machine's home folder. Within this block, only this process coordinates the machine's crew."""
     home = Home.of_user()
     make_private(home.crew)
     with FolderLock(home.crew / "lock", purpose=purpose):
@@ -293,7 +293,7 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
         node = Node(home=home, crew=Joined(folder=folder, address=work["address"], name=name), run=run)
         emit(run_worker(node, use, shape=shape))
         return
-    crew = next(each for each in home.joined() if each.folder == folder)  # its address may have changed
+    crew = next(each for each in home.joined() if each.folder == folder)  # not by address, which may have changed
     set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
     policy = IdlePolicy(OwnerRules(**work["rules"]), home=home, root=os.getppid())
     node = Node(

@@ -16,7 +16,7 @@ from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.rundir import typed
 
-if TYPE_CHECKING:  # only `get` needs HTTP
+if TYPE_CHECKING:  # `download` loads HTTP libraries, which only `get` needs
     from cuadrilla.data.download import Fetched
     from cuadrilla.data.executor import Workers
 

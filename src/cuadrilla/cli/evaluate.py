@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Test = tuple[Message, Callable[[LanguageModel], Figure]]
     """A measure for all language models: what the progress bar says, and the function."""
 
-STORY_PAIRS_SEED = 1  # never trained on
+STORY_PAIRS_SEED = 1  # no training uses pairs of this seed
 SCALE_BYTES = 2**20
 
 
@@ -150,7 +150,7 @@ def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> 
     if not (texts or pairs):
         return [on_text(*_held_out_of(paths))]
     for path in texts:
-        deque(eval_metrics.read_texts(path), maxlen=0)  # whether it can be read
+        deque(eval_metrics.read_texts(path), maxlen=0)  # a text that cannot be read fails here
     tests = [on_text(path.name, partial(eval_metrics.read_texts, path)) for path in texts]
     if pairs:
         name, found = Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED))

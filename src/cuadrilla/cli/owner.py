@@ -42,7 +42,7 @@ def trust_code(sha256: str) -> None:
 
     home = Home.of_user()
     found = {each for each in fetched_code(home) if each.startswith(sha256) and len(sha256) >= MIN_DIGITS}
-    if re.fullmatch("[0-9a-f]{64}", sha256):  # it may be approved before it is fetched
+    if re.fullmatch("[0-9a-f]{64}", sha256):  # code may be approved before it is fetched
         found = {sha256}
     if len(found) != 1:
         raise ConfigError(

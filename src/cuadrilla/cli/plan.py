@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MANY = 4
 """Of this many machines of one kind, or more, only the first and the last are named."""
 LITTLE = 1.1
-"""Gain over the best machine alone below which a crew is not worth its cables."""
+"""A crew that is less than this many times as fast as its best machine is not worth its cables."""
 
 
 def plan(

@@ -18,7 +18,7 @@ LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 3.0
 SAMPLE_CHARACTERS = 160
 WIDE, SPEED_SECONDS = 100, 600
-"""Columns of a terminal where a line has room for all numbers; seconds over which the bar averages its speed."""
+"""A terminal of this many columns has room for all numbers in a line. The bar averages its speed over these seconds."""
 STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
 COUNTED = (Message("tokens"), Message("examples"))
 """The values of `TaskDefaults.counted`, listed for their translation."""

@@ -59,7 +59,7 @@ def queue(
         raise ConfigError("name the runs" if not runs else "{action} takes no runs", action=action, hint=hint)
     match action:
         case "add":
-            for added in [_checked(queue, run) for run in runs or ()]:  # all of them, or none
+            for added in [_checked(queue, run) for run in runs or ()]:  # all are checked before one is added
                 queue.add(added, on=tuple(on or ()))
         case "first" | "stop" | "remove":
             change = {"first": queue.put_first, "stop": queue.stop, "remove": queue.remove}[action]

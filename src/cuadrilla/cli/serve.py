@@ -51,7 +51,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
     hint = Message("write a key to a file, readable by you only, and name it: --api-key-file FILE")
-    with listening(host, port, key_file, hint=hint) as (listener, key):  # before the models are loaded
+    with listening(host, port, key_file, hint=hint) as (listener, key):  # fails before the models are loaded
         from starlette.middleware.cors import CORSMiddleware
 
         from cuadrilla.serve.app import Service, make_app

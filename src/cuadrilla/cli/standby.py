@@ -1,4 +1,4 @@
-"""`cuadrilla standby` follows a crew's coordinator; `cuadrilla promote` takes over when that is gone for good."""
+"""`cuadrilla standby` follows a crew's coordinator; `cuadrilla promote` takes over from one that is gone for good."""
 
 import os
 import shlex

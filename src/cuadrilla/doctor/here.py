@@ -21,7 +21,7 @@ from cuadrilla.link.address import Address, local_address
 
 DEVICES_SECONDS = 30.0
 PROGRAM_SECONDS = 15.0
-"""The first program of Windows that WSL starts takes some of them."""
+"""Time limit for a program. The first program of Windows that WSL starts takes some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

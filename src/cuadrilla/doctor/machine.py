@@ -21,7 +21,7 @@ SMALLEST_SHM_BYTES = 64 * MIB
 
 
 def system(here: Here) -> Iterator[Finding]:
-    """The system, the processor and Python; always well."""
+    """The system, the processor and Python. Always `ok`."""
     facts = here.facts
     name = facts.system_version or facts.system
     if facts.container:

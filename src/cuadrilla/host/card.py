@@ -45,7 +45,7 @@ def read_cards() -> tuple[NetworkCard, ...]:
     for name, stat in psutil.net_if_stats().items():
         flags = stat.flags.split(",")
         tunnel = is_tunnel(name, flags=flags)
-        if stat.isup or (tunnel and "up" in flags):  # the system still routes into a tunnel without an other end
+        if stat.isup or (tunnel and "up" in flags):  # the system still routes into a tunnel whose other end is gone
             cards.append(NetworkCard(name=name, addresses=tuple(all_addresses.get(name, ())), is_tunnel=tunnel))
     return tuple(cards)
 

@@ -101,7 +101,7 @@ def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[De
     tried = said.all("device")
     devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in tried if row["kind"] != "cpu"]
     num_seen = sum(device.kind == "cuda" for device in devices)
-    if visible is None and (said.fault or not num_seen):  # NVML has the same order
+    if visible is None and (said.fault or not num_seen):  # NVML and torch order cards alike
         cards = said.first("cards").get("gpus", [])[num_seen:]
         devices += [_unseen(card, num_seen + place, said, driver=driver) for place, card in enumerate(cards)]
     if visible is None or visible.strip() not in ("", "-1"):

@@ -37,7 +37,7 @@ class Facts:
     rosetta: bool  # an x86_64 Python translated on Apple silicon: torch has no wheel for it
     wsl: int | None  # 1 or 2
     container: str | None  # docker, podman, lxc, kubernetes, ...
-    processor: str | None  # its name
+    processor: str | None  # name of the processor
     cores: float  # cores that this process may run on, or a container's quota, such as 1.5
     memory_bytes: int  # memory of the machine, or the container's limit if that is lower
     available_bytes: int

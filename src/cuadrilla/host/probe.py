@@ -100,7 +100,7 @@ def _users(nvml: Any, card: Any) -> list[list[int]] | None:
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(card, since)
     except nvml.NVMLError as error:
-        return [] if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # nobody computes
+        return [] if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # no process computes
     newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
     return [[pid, percent] for pid, percent in newest.items() if pid and percent <= 100][:MAX_PROCESSES]
 
@@ -162,9 +162,9 @@ def _gflops(torch: Any, device: str, dtype: str) -> float:
     try:
         x = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
         fastest, end = math.inf, time.monotonic() + SPEED_SECONDS
-        while time.monotonic() < end:  # the first ones wake the device up
+        while time.monotonic() < end:  # the first products wake the device up
             began = time.monotonic()
-            float((x @ x)[0, 0])  # to read a value waits for the product
+            float((x @ x)[0, 0])  # reading a value waits for the product
             fastest = min(fastest, time.monotonic() - began)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError):
         return 0.0

@@ -62,7 +62,7 @@ def run(
             output.seek(0)
             text = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
             return ProgramAnswer(text=text.replace("\r\n", "\n").strip(), code=code)
-    except OSError:  # or there is no room for a temporary file
+    except OSError:  # no such program, or no room for a temporary file
         return ProgramAnswer(code=NOT_FOUND)
 
 

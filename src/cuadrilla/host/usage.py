@@ -144,7 +144,7 @@ def _heat() -> dict[str, Any]:
 
 
 def read_battery() -> tuple[float | None, bool | None]:
-    """(percent, whether the machine runs on battery); None for what is unknown or without a battery. Never raises."""
+    """(percent, whether the machine runs on battery). Each is None if unknown or without a battery. Never raises."""
     found = None
     with suppress(*PSUTIL_ERRORS):
         found = psutil.sensors_battery()

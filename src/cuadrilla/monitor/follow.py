@@ -31,7 +31,7 @@ class FileFollower:
             if self._inode is None:
                 self._offset = max(0, status.st_size - self.tail_bytes) if self.tail_bytes else 0
                 file.seek(self._offset)
-                self._offset += len(file.readline()) if self._offset else 0  # it begins within a line
+                self._offset += len(file.readline()) if self._offset else 0  # skips the rest of a cut line
             elif self._inode != status.st_ino or status.st_size < self._offset:
                 self._offset = 0
                 anew()

@@ -65,7 +65,7 @@ class NodeRows:
     facts: Mapping[str, str] = field(default_factory=dict)
     """From its newest session: device, processor, system, torch, cuadrilla."""
     points: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
-    """(number, [time, busy processor, busy GPU, waiting]), the last three as parts from 0 to 1."""
+    """(number, [time, processor busy, GPU busy, worker waiting]). The last three are parts from 0 to 1."""
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
     def __post_init__(self) -> None:
