@@ -141,14 +141,14 @@ class TrainSection(Section):
     steps: CountOrZero = 0
     """How long to train, in optimizer steps."""
     batch_sequences: CountOrZero = 0
-    """The global batch: sequences (examples) in one optimizer step, over all workers together (0: for text as many as
-    serve a run of this length, which is said; otherwise 32)."""
+    """The global batch: sequences (examples) in one optimizer step, over all workers together (0: for text chosen by
+    the length of the run, and printed; otherwise 32)."""
     unit_sequences: CountOrZero = 0
     """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: for text at most
     an eighth of it, otherwise 8)."""
     pass_sequences: CountOrZero = 0
-    """Maximum number of sequences in one forward and backward pass (0: on a CPU 2,048 tokens, or 4,096, elsewhere as
-    many as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
+    """Maximum number of sequences in one forward and backward pass (0: on a CPU as many as make 2,048 or 4,096 tokens,
+    elsewhere as many as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
     device: Annotated[str, Field(pattern=rf"^(auto|{DEVICE})$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -181,8 +181,8 @@ class MuonSection(Section):
     """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Is multiplied by the learning rate. Default: 0; for a language model that reads its text at least twice, so much
-    that weights average the updates of about one epoch, at most 2."""
+    """It is multiplied by the learning rate. Default: 0. For a language model that reads its text at least twice: so
+    much that the weights average the updates of about one epoch, at most 2."""
     adamw_lr: Rate = 0.006
     """AdamW's learning rate for everything except the matrices of the blocks."""
     beta1: Fraction = 0.9
@@ -242,17 +242,18 @@ class WindowsSync(Section):
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
     """Optimizer steps of a window. `train.steps` and `train.batch_sequences` count as without windows."""
     bits: Literal[8, 32] = 8
-    """Bits of most numbers on the wire. 8: weights have 16, and a window a third of the bytes."""
+    """Bits of most numbers sent over the network. With 8, weights are sent in 16, and a window needs a third of the
+    bytes."""
     strict: bool = False
-    """The same bits for any crew and any fault, on identical machines: who computes a lane then changes nothing."""
+    """The same bits for any crew and any fault, on identical machines: it does not matter which computes a lane."""
     lanes: Annotated[list[Speed], Field(min_length=1, max_length=64)] = [1.0, 1.0, 1.0, 1.0]
-    """strict: into how many lanes, and of which relative sizes, each step is cut. A machine computes one or several."""
+    """With strict: the relative sizes of the lanes into which each step is cut. A machine computes one or several."""
 
 
 class AutoSync(Section):
     kind: Literal["auto"] = "auto"
-    """auto: exact, and on a network windows of any length where they train sooner, by what the rounds take. exact: a
-    merge at each step. windows: a merge once in several steps."""
+    """auto: each round is exact, or over a network a window of any length, whichever trains sooner by the measured
+    times. exact: a merge after every step. windows: a merge once in several steps."""
     strict: bool = False
     """The same bits for any number of workers, any split, any fault; slower, and only on identical machines."""
 
@@ -274,7 +275,7 @@ class CrewEngine(Section):
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=128)] = [1.0]
-    """Relative speeds: for each, a worker process is started on this machine; [] only coordinates."""
+    """Relative speeds. One worker process is started on this machine for each; with [] it only coordinates."""
     devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
     """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".
     auto: train.device, or each accelerator, and the processor where it helps."""
@@ -344,7 +345,7 @@ class AlarmSection(Section):
     """A file, relative to the run file, with addresses as apprise writes them, one a line
     (https://appriseit.com/services). They are secrets: they stay in that file. See docs/watch.md."""
     on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
-    """What to tell: failed, finished, stopped (the run), left (a worker), alarm (a file could not be written)."""
+    """Events to report: failed, finished, stopped (the run), left (a worker), alarm (a file could not be written)."""
 
 
 Scalar = bool | int | float | str

@@ -118,7 +118,7 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
     `private`: only the owner can read it, from its first byte on. A `chmod` afterwards would come too late.
     """
     raw = data.encode() if isinstance(data, str) else data
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     with storage_errors(path):
         try:
             temporary.unlink(missing_ok=True)  # left by a killed process: in containers pids repeat
@@ -249,9 +249,10 @@ class FolderLock:
 
 
 def is_held(lock: Path) -> bool:
+    """Whether a process holds it. It is tried twice: another process may just be looking, too."""
     try:
         if lock.exists():
-            with filelock.FileLock(lock, timeout=0):
+            with filelock.FileLock(lock, timeout=0.02, poll_interval=0.01):
                 pass
     except filelock.Timeout:
         return True

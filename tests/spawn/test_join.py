@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cuadrilla.crew.bundle import code_hash
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
@@ -183,8 +184,10 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     worker = ana.start("join")
     assert crew.wait(timeout=150) == 0
     assert worker.wait(timeout=150) == 0
+    assert ana.run("join", "192.0.2.7:7777", "--forget").returncode == LinkError.exit_code
+    assert Home(ana.home).joined()  # a wrong address leaves no crew
     left = ana.run("join", "--forget")
     assert left.returncode == 0, left.stderr
-    assert "the coordinator does not know of it" in left.stderr
+    assert "the coordinator was not informed" in left.stderr
     assert not Home(ana.home).joined()
     assert not list((Home(ana.home).path / "joined").iterdir())

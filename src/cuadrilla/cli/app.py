@@ -218,7 +218,7 @@ def _usage(error: Any) -> ConfigError:
     if parameter is None and (commands := getattr(error.ctx and error.ctx.command, "commands", None)):
         return ConfigError("no such command; {of} has: {names}", names=", ".join(commands), hint=hint, of=of)
     if found := re.search(r"unexpected extra argument\(s\) \((.*)\)", error.message):
-        return ConfigError("there is no place for: {words}", words=found[1], hint=hint, of=of)
+        return ConfigError("too many arguments: {words}", words=found[1], hint=hint, of=of)
     if parameter is None:
         return ConfigError("{reason}", reason=error.format_message(), hint=hint, of=of)
     if not error.message:

@@ -197,7 +197,7 @@ def join(
 ) -> None:
     """Work for a crew's coordinator, before or during a run. Asks for the invite the first time.
 
-    Started by torchrun on one machine, all its processes are one worker.
+    If torchrun starts it on one machine, its processes together are one worker.
     """
     if trust is not None:
         trust_code(trust)
@@ -228,7 +228,7 @@ def join(
         if island is not None and not leads:
             from cuadrilla.crew.island import follow
 
-            set_up_logging(None, worker=f"rank-{island.place.rank}", verbose=options.debug)
+            set_up_logging(None, verbose=options.debug)
             follow(island, threads=threads)
             return
         if data is not None:
@@ -294,7 +294,7 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
         emit(run_worker(node, use, shape=shape))
         return
     crew = next(each for each in home.joined() if each.folder == folder)  # not by address, which may have changed
-    set_up_logging(None, worker=f"{crew.name}/{name}", verbose=options.debug)
+    set_up_logging(None, verbose=options.debug)
     policy = IdlePolicy(OwnerRules(**work["rules"]), home=home, root=os.getppid())
     node = Node(
         home=home, crew=crew, report=lambda line: say("{device}  {line}", device=name, line=line), idle_policy=policy
@@ -335,7 +335,7 @@ def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> 
     crew = home.find_crew(address) if invited is None else None
     if crew is None:
         crew = enrol(home, invited or "", address=address, name=name, report=say)
-    set_up_logging(None, worker=crew.name, verbose=options.debug)
+    set_up_logging(None, verbose=options.debug)
     return crew
 
 

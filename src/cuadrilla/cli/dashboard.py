@@ -30,7 +30,7 @@ def dashboard(
         typer.Option("--save", metavar="FILE", help="Write the page of one run as it is now; it needs no network."),
     ] = None,
 ) -> None:
-    """Watch runs and their machines in a browser. Only who has the link can look, stop a run and write notes."""
+    """Watch runs and their machines in a browser. Only people with the link can look, stop a run and write notes."""
     if save is not None:
         _save(places or [Path()], save)
         return

@@ -60,14 +60,15 @@ def leave(address: str) -> None:
     from cuadrilla.link.client import Connection
     from cuadrilla.link.identity import load_node
 
-    crew = Home.of_user().find_crew(address)
-    if crew is None:
+    home = Home.of_user()
+    crew = home.find_crew(address)
+    if crew is None or crew not in home.joined():  # with a new address it might be another crew than the one meant
         raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
     try:
         with closing(Connection(crew.address, identity=load_node(crew.folder))) as connection, suppress(Refused):
             connection.leave()  # a kicked machine is refused
     except LinkError as error:
-        say("the coordinator does not know of it: {problem}", problem=error.message)
+        say("the coordinator was not informed: {problem}", problem=error.message)
         say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)
     with storage_errors(crew.folder):
         shutil.rmtree(crew.folder)

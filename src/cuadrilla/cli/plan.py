@@ -144,7 +144,7 @@ def _advice(crew: Crew, predictions: list[Prediction]) -> list[Message]:
             )
         ]
     idle = [_names(group) for group in _alike(crew, best) if group[0].name not in best.shares]
-    problem = "leave out, or give other work: {names}; they would bring nothing to speak of"
+    problem = "leave out {names}, or give them other work: they would add hardly any speed"
     return [Message(problem, names=", ".join(idle))] if idle else []
 
 

@@ -60,7 +60,7 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         time=duration(chosen.seconds),
     )
     if chosen.seconds < MUCH_LESS * (deadline - time.monotonic()):
-        say("           more time would bring nothing to so little text")
+        say("           with so little text, more time would not improve the model")
     make_run(run.path, run_file_text(chosen.size, data=DATA, tokens=chosen.tokens))
     say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
     return run

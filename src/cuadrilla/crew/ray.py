@@ -231,13 +231,13 @@ class RayWorker:
 
     def work(self, name: str, *, address: str, identity: Identity, threads: int) -> None:
         """Until the run of the coordinator at `address` ends. Raises CuadrillaError."""
-        set_up_logging(None, worker=name)  # stderr, which Ray keeps
+        set_up_logging(None)  # stderr, which Ray keeps
         run_worker(_node(name, address, identity), Use(name="", device="", threads=threads))
 
 
 def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> None:
     """A rank of a Ray Train run: all are one worker of the crew. Raises CuadrillaError."""
-    set_up_logging(None, worker=name)
+    set_up_logging(None)
     place, node, use = find_place(), _node(name, address, identity), Use(name="", device="", threads=threads)
     if place is None:
         run_worker(node, use)

@@ -80,11 +80,11 @@ def disk(here: Here) -> Iterator[Finding]:
         yield warn(cause, command="cd ~")
 
 
-def shared_memory(here: Here, *, path: str = "/dev/shm") -> Iterator[Finding]:
+def shared_memory(here: Here) -> Iterator[Finding]:
     """/dev/shm of a container is large enough for Ray and PyTorch's DataLoader workers."""
-    if not here.facts.container or not os.path.isdir(path):
+    if not here.facts.container or not os.path.isdir("/dev/shm"):
         return
-    mib = psutil.disk_usage(path).total / MIB
+    mib = psutil.disk_usage("/dev/shm").total / MIB
     if mib >= SMALLEST_SHM_BYTES / MIB:
         yield ok(Message("/dev/shm has {mib:,.0f} MiB", mib=mib))
         return

@@ -78,7 +78,7 @@ def port(here: Here) -> Iterator[Finding]:
         )
 
 
-def ufw(here: Here, *, settings: Path = Path("/etc/ufw/ufw.conf")) -> Iterator[Finding]:
+def ufw(here: Here) -> Iterator[Finding]:
     """Ubuntu's firewall lets the port in. Only root can read its rules."""
     if here.port is None or here.facts.system != "Linux":
         return
@@ -87,7 +87,7 @@ def ufw(here: Here, *, settings: Path = Path("/etc/ufw/ufw.conf")) -> Iterator[F
         yield ok(Message("the firewall ufw lets port {port} in", port=here.port))
     elif "Status: active" in said.text:
         yield fail(Message("the firewall ufw does not let port {port} in", port=here.port), command=command)
-    elif not said.ok and "ENABLED=yes" in read_text(settings).splitlines():
+    elif not said.ok and "ENABLED=yes" in read_text(Path("/etc/ufw/ufw.conf")).splitlines():
         cause = Message("the firewall ufw is on; only root can see whether it lets port {port} in", port=here.port)
         yield warn(cause, command=command)
 

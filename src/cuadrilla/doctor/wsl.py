@@ -84,7 +84,7 @@ def network(here: Here) -> Iterator[Finding]:
         return
     if here.port is None:
         yield ok(
-            Message("joins crews; others do not reach it behind Windows' address (--port says what to type)")
+            Message("can join crews; to coordinate one, others must reach it through Windows: --port shows how")
             if kind == "wsl-nat"
             else Message("has the network of Windows (mirrored)")
         )

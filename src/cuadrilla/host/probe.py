@@ -61,9 +61,9 @@ def tell_cards() -> None:
             _emit("cards", gpus=[], without_driver=_has_card())
 
 
-def _has_card(bus: Path = Path("/sys/bus/pci/devices")) -> bool:
+def _has_card() -> bool:
     with contextlib.suppress(OSError):
-        return any(file.read_text().strip() == NVIDIA for file in bus.glob("*/vendor"))
+        return any(file.read_text().strip() == NVIDIA for file in Path("/sys/bus/pci/devices").glob("*/vendor"))
     return False
 
 

@@ -14,20 +14,16 @@ SPINS = "4000"
 """Spins of a waiting thread: 0.1 ms, the time from one product of torch to the next. Libgomp's default is 300,000."""
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Let glibc keep large freed blocks for the next pass instead of giving them back to the kernel.
 
     Each pass allocates and frees the same hundreds of megabytes. If they were mapped anew, their page faults would cost
     a part of each step. Every command calls this first; `crew/equipment.py` calls it for users' own programs and for
-    Ray's actors. Without glibc (macOS, Windows, musl) it returns False and changes nothing.
+    Ray's actors. Without glibc (macOS, Windows, musl) nothing changes.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "gnu_get_libc_version"):
-        return False
-    kept = library.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-    return bool(kept and library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if hasattr(library, "gnu_get_libc_version") and library.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES):
+        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def sleep_early(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -52,9 +52,9 @@ def parsed(line: bytes) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def newest_figures(path: Path, *, most_bytes: int = 2**16) -> dict[str, float]:
+def newest_figures(path: Path) -> dict[str, float]:
     """The newest value of each figure in the last rows of a `metrics.jsonl`."""
-    return {key: value for row in FileFollower(path, tail_bytes=most_bytes).rows() for key, value in figures(row)}
+    return {key: value for row in FileFollower(path, tail_bytes=2**16).rows() for key, value in figures(row)}
 
 
 def figures(row: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -70,7 +70,7 @@ class NodeRows:
 
     def __post_init__(self) -> None:
         self._follower = FileFollower(self.path, tail_bytes=NODE_TAIL_BYTES)
-        with open(self.path, "rb") as file:
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
             for row in parsed(file.readline()):
                 self.facts = row.get("facts", {})
 
@@ -357,8 +357,8 @@ def state_of(run: RunDir) -> str:
         return RUNNING
     if not run.status.exists():
         return WAITING
-    state = str(read_object(run.status).get("state"))
-    return STOPPED if state in (RUNNING, "None") else state
+    state = read_object(run.status).get("state", RUNNING)
+    return STOPPED if state == RUNNING else str(state)
 
 
 def _word(node: NodeRows | None, member: Attendance) -> dict[str, Any] | None:

@@ -82,9 +82,11 @@ class Runs:
         """Ask the process that trains a run to save and stop, like `cuadrilla stop`. Returns whether there is one."""
         self.names()
         process = self._process(RunDir(self._paths[key])) if key in self._paths else None
-        if process is not None:
-            os.kill(process, signal.SIGTERM)
-        return process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if process is not None:
+                os.kill(process, signal.SIGTERM)
+                return True
+        return False
 
     def _process(self, run: RunDir) -> int | None:
         """The pid of the process here that trains a run. None for a run of the queue, which stops its runs itself."""
@@ -106,7 +108,7 @@ class Runs:
         found = {path.resolve() for place in self._places for path in _found(place)}
         queued = [run.run.path for run in RunQueue(self._queue).runs()] if self._queue is not None else []
         more = {path for path in queued if is_run(path)} - found
-        runs = [*sorted(found, key=_age), *sorted(more, key=_age)][:MAX_RUNS]
+        runs = [*sorted(found, key=_newest_first), *sorted(more, key=_newest_first)][:MAX_RUNS]
         queue = [self._queue] if self._queue is not None and self._queue.is_dir() else []
         searches = [path / TUNE for path in runs if (path / TUNE / JOBS).is_file()]
         keyed: dict[str, Path] = {}
@@ -141,5 +143,5 @@ def _folders(place: Path) -> list[Path]:
     return []
 
 
-def _age(path: Path) -> float:
+def _newest_first(path: Path) -> float:
     return -modified(RunDir(path).metrics)
