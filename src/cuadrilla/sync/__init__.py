@@ -1,4 +1,4 @@
-"""Who has which units, when a round is complete, and how contributions become the next version.
+"""Which worker has which units, when a round is complete, and how contributions become the next version.
 
-Moves named tensors and counts tokens; knows nothing of models, data or training.
+It moves named tensors and counts tokens, and knows nothing of models, data or training.
 """

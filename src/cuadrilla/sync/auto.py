@@ -1,17 +1,18 @@
-"""Exact steps, windows or the fastest machine alone: what teaches most in a second by what the rounds so far took.
+"""Chooses for each round an exact step, a window of some length, or the fastest machine alone: the highest value of
 
-    value of a length = what its steps teach (`plan/predict.py`) / seconds of one of its steps
+    value of a length = how much its steps lower the loss (`plan/predict.py`) / seconds of one of its steps
 
-A length that was tried lately counts as it was measured, any other as it follows from the measured speeds and
-transfers: units by speed, one transfer in each round, and a window's moves `window_bytes` times as much as an exact
-round's. What windows cost beside that, a step of the optimizer at each worker, shows when they are tried. Alone is the
-longest window with a single lane, in up to `CREW_STEP` smaller steps for each of the run's, which teach more; nobody
-shares its line to the coordinator. It has to be better than that window, measured with all lanes, which is measured
-again as often as `PROBE_COST` allows, and is tried whatever it promises where alone promises most.
+The seconds of a length that was tried lately are measured. For any other they follow from the measured speeds, with
+one transfer in each round; a window's transfer has `window_bytes` times the bytes of an exact round's. Each worker of
+a window also runs the optimizer. The estimate leaves that out, and a trial shows it.
 
-The state of record is whole, in both: the version before a round is told in the form that the round needs, and a worker
-sees from the version which half computes it. So a round of either kind can follow any other, and a run that stops and
-goes on begins with exact steps again.
+`ALONE` means that only the fastest machine trains. Its rounds are as long as the longest window, and each step of the
+run becomes up to `CREW_STEP` smaller ones, which lower the loss more at equal tokens. No other machine uses the link to
+the coordinator then. `ALONE` has to beat the longest window as measured with all lanes. Where `ALONE` promises most,
+that window is tried first, whatever it promises. It is measured again as often as `PROBE_COST` allows.
+
+Exact rounds and windows have the same state of record, so one can follow the other. A version is sent in the form that
+the next round needs, and a worker sees from it which half to use. A resumed run begins with exact steps again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,23 +30,23 @@ from cuadrilla.sync.windows import STATE, Windows
 from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
 
 BETTER = 1.03
-"""A length must promise so much more than the present one."""
+"""The crew changes to another length if its value is more than this many times that of the present one."""
 UNTRIED = 1.25
-"""The machine alone is tried once if it promises so much less: its measured speed is that of one which coordinates."""
+"""Factor on the estimated value of `ALONE` until it is tried: the machine's speed was measured while it coordinated."""
 MEMORY_SECONDS = 600.0
-"""So long a measurement counts."""
+"""How long the measurement of a length counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """The strategy of `sync.kind = "auto"`; see the module. `window_bytes`: in times of those of an exact round."""
+    """The strategy of `sync.kind = "auto"`. `window_bytes`: bytes sent in a window / bytes sent in an exact round."""
 
     window_bytes: float = 1.0
     moves_weights: bool = True
 
     @classmethod
     def of(cls, model: nn.Module, recipe: Recipe) -> "Auto":
-        """For this model."""
+        """The strategy with the `window_bytes` of this model."""
         exact, windows = (round_bytes(strategy_of(steps), model, recipe) for steps in (1, 2))
         return cls(window_bytes=windows / exact)
 
@@ -66,18 +67,18 @@ class Auto:
 
 
 def strategy_of(steps: int) -> Strategy:
-    """That of a round of so many steps."""
+    """The strategy of a round of `steps` steps: exact for one, windows for more."""
     return Windows(steps=steps) if steps > 1 else Exact()
 
 
 def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
-    """Bytes of a version and a contribution."""
+    """Bytes of a version and a contribution together."""
     forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
     return sum(tensor.nbytes for form in forms for tensor in form.values())
 
 
 class AutoWorker:
-    """The worker half: that of the strategy whose version came last."""
+    """The worker half of exact steps or of windows, whichever the last version was sent for."""
 
     one_unit_per_micro_step = False
 
@@ -87,7 +88,7 @@ class AutoWorker:
         self._take(in_windows=False)
 
     def _take(self, *, in_windows: bool) -> None:
-        """Be this half, but for `apply`."""
+        """Create the half for these rounds and use all its methods except `apply`, which may change the half."""
         self._in_windows, self._half = in_windows, strategy_of(1 + in_windows).worker(self._model, self._recipe)
         self.begin, self.contribute = self._half.begin, self._half.contribute
         self.after_micro_step, self.local_step = self._half.after_micro_step, self._half.local_step
@@ -101,14 +102,14 @@ class AutoWorker:
 
 
 class AutoMerge:
-    """The merge half: that of the strategy of the open round. The optimizer's state goes from one to the other."""
+    """The merge half of the open round: of exact steps or of windows. A change takes the optimizer's state along."""
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._model, self._recipe = model, recipe
         self._take(1)
 
     def _take(self, steps: int) -> None:
-        """Be this half, but for what names the steps, or is of either."""
+        """Create the half for rounds of `steps` steps and use its methods, except those that are defined below."""
         strategy, self._in_windows = strategy_of(steps), steps > 1
         self._names = [frozenset(form) for form in strategy.contributions_like(self._model, self._recipe)]
         self._half = half = strategy.merge(self._model, self._recipe)
@@ -129,7 +130,7 @@ class AutoMerge:
         return self._turn(steps).version(steps=steps)
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Also whether it has the right one of both forms."""
+        """Whether a contribution has a form of the open round's strategy, and that strategy finds it plausible."""
         return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
 
     def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
@@ -138,7 +139,7 @@ class AutoMerge:
 
 @dataclass(frozen=True, kw_only=True)
 class Took:
-    """Seconds of a step, with these members, and when it was."""
+    """A measurement: the seconds of a step with these members, and when it was taken."""
 
     seconds: float
     members: frozenset[str]
@@ -147,7 +148,7 @@ class Took:
 
 @dataclass(kw_only=True)
 class Tried:
-    """What the present rounds are, how long the longest are, and how long others took."""
+    """`present`: the length of the present rounds; `longest`: of the longest window; `measured`: results by length."""
 
     present: int = 1
     longest: int = 1
@@ -156,7 +157,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoRounds(Rounds):
-    """As `Rounds`, with a length of their own each."""
+    """Like `Rounds`, but each round has a length of its own."""
 
     window_bytes: float
     tried: Tried = field(default_factory=Tried)
@@ -166,11 +167,13 @@ class AutoRounds(Rounds):
         return self.tried.present
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        """All for the fastest, where it is to be alone."""
+        """As in `Rounds`, but `ALONE` gives everything to the fastest member."""
         return self._shares(self.tried.present, num_groups, paces=paces)
 
     def length(self, work: Work) -> int:
-        """Steps of the next round: as in the last one, unless others promise more; exact until all are measured."""
+        """Steps of the next round: the present length, unless another has a higher value. While a member is not
+        measured the length stays, so a run begins with exact steps.
+        """
         last, tried = work.merged_steps, self.tried
         if last and all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
             possible = lengths(work.rules.num_steps)
@@ -188,14 +191,14 @@ class AutoRounds(Rounds):
         return self._steps(tried.present)
 
     def parts(self, work: Work) -> int:
-        """A machine alone takes smaller steps than a crew."""
+        """Optimizer steps in each step of the run: several if a machine trains alone."""
         return _parts_alone(work.rules) if self.tried.present == ALONE else 1
 
     def _steps(self, length: int) -> int:
         return length or self.tried.longest
 
     def _note(self, work: Work) -> None:
-        """How long the last round took."""
+        """Measure the last round; the result is averaged with an earlier one of the same members."""
         tried, members, now = self.tried, frozenset(work.crew.members), work.crew.now
         seconds = (now - work.opened_at) / work.merged_steps
         before = tried.measured.get(tried.present)
@@ -204,7 +207,9 @@ class AutoRounds(Rounds):
         tried.measured[tried.present] = Took(seconds=seconds, members=members, at=now)
 
     def _known(self, length: int, work: Work) -> Took | None:
-        """How long it took, if it was tried lately and with these members."""
+        """The measurement of a length, if it is recent and was taken with the present members. In `ALONE` that of
+        another length counts for longer: until trying it again costs at most `PROBE_COST` of the time.
+        """
         took, memory = self.tried.measured.get(length), MEMORY_SECONDS
         if took is None or took.members != work.crew.members.keys():
             return None
@@ -237,7 +242,7 @@ class AutoRounds(Rounds):
         return {name: num_groups if name == fastest else 0 for name in paces}
 
     def _paces(self, length: int, work: Work) -> dict[str, Pace]:
-        """What a round costs each member, in groups of units, as it would be in rounds of this length."""
+        """The pace of each member in rounds of this length, in groups of as many units as the round has steps."""
         rounds = work.merged_steps, self._steps(length)
         bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in rounds)
         at_once = len(work.crew.members) if length == ALONE != self.tried.present else 1

@@ -1,4 +1,4 @@
-"""From the section `sync` of a run file to its strategy."""
+"""Makes the strategy that the section `sync` of a run file describes."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from cuadrilla.sync.windows import Windows
 
 
 def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module, recipe: Recipe) -> Strategy:
-    """`auto` is exact where only that can be: in strict mode, and for models with running statistics."""
+    """`auto` becomes exact where only exact works: in strict mode, and for models with running statistics."""
     match section:
         case AutoSync(strict=False) if not statistics_of(model):
             return Auto.of(model, recipe)

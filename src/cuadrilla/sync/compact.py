@@ -1,10 +1,10 @@
-"""Tensors in fewer bytes, for the wire: numbers of 8 bits in blocks of 64 with a scale, or bfloat16.
+"""Compresses tensors for the wire: to 8 bits in blocks of 64 numbers with a scale, or to bfloat16.
 
     codes = round(x / scale), in the tensor's own shape;  scale = max |x| / 127 of each 64 numbers in a row
-    squares, which others are divided by: their exponent and 3 bits behind it, less those of the largest; 0 is zero
+    squares: exponent and 3 bits of the mantissa, relative to those of the block's largest; code 0 is zero
 
-The error of a number is at most 0.4 % of the largest in its block, that of a square 6.3 % of itself, down to 2^-31 of
-the largest. The same numbers give the same codes everywhere.
+The error of a number is at most 0.4 % of the largest in its block. Squares are divisors, so their error is relative to
+themselves: at most 6.3 %, down to 2^-31 of the largest. The same numbers give the same codes on every machine.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 BLOCK = 64
 MAX_CODE = 127
 SCALE = "scale of "
-"""Before the name of the tensor whose scales these are."""
+"""Prefix of the name of a tensor's scales."""
 FEW_NUMBERS = 1024
-"""Smaller tensors travel as they are."""
+"""Tensors with fewer numbers are sent as they are."""
 CACHED_BLOCKS = 2**12
-"""So many at a time stay in a processor's cache: four times as fast."""
+"""Blocks that are coded together on a processor: they stay in its cache, which is four times as fast."""
 SMALLEST_SCALE = 2.0**-120
-"""Its reciprocal is finite."""
+"""Its reciprocal is still finite in fp32."""
 MAX_SQUARE = 255
 DROPPED_BITS = 20
-"""Bits of an fp32 number, which count up as the numbers do, that have no place in a code."""
+"""Low bits of an fp32 number that a code drops. As integers, positive fp32 numbers have the same order."""
 SMALLEST_SQUARE = 2.0**-80
 
 
 def compacted(
     tensors: Mapping[str, Tensor], *, halves: tuple[str, ...] = (), squares: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """In 8 bits, or in bfloat16 where a name begins like one of `halves`; `squares`, which are none less than 0, have
-    codes of their own. What is not finite makes its scale so.
+    """Tensors in 8 bits; in bfloat16 those whose name begins with one of `halves`. Names that begin with one of
+    `squares` hold no negative numbers and get the codes of squares. A non-finite number makes its scale non-finite.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -47,7 +47,7 @@ def compacted(
 
 
 def expanded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """One of compacted tensors, in fp32."""
+    """A compacted tensor in fp32."""
     tensor = tensors[name]
     if SCALE + name not in tensors:
         return tensor.float()
@@ -59,7 +59,7 @@ def expanded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def names_of(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Without the scales."""
+    """The names of the tensors themselves, without their scales."""
     return [name for name in tensors if not name.startswith(SCALE)]
 
 
@@ -68,7 +68,7 @@ def _codes(tensor: Tensor) -> tuple[Tensor, Tensor]:
     codes = torch.empty_like(blocks, dtype=torch.int8)
     scales = torch.empty(len(blocks), dtype=torch.bfloat16, device=tensor.device)
     size = min(len(blocks), CACHED_BLOCKS) if tensor.device.type == "cpu" else len(blocks)
-    scaled = torch.empty((size, BLOCK), device=tensor.device)  # once: fresh memory costs more than the numbers
+    scaled = torch.empty((size, BLOCK), device=tensor.device)  # allocated once: fresh memory costs more than coding
     for first in range(0, len(blocks), size):
         part = slice(first, first + size)
         lowest, highest = torch.aminmax(blocks[part], dim=1)

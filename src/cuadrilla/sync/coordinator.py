@@ -1,16 +1,16 @@
 """The coordinator as a state machine: `handle(event, now) -> actions`, without I/O, clock, threads or chance.
 
-It is composed of who takes part (`membership.py`), what there is to do (`work.py`), and the strategy's rule of rounds,
-which says what is leased to whom and when a version is due.
+It consists of the members (`membership.py`), the units and leases (`work.py`), and the strategy's rule of rounds, which
+decides what is leased to whom and when a version is due.
 
     Hello ─▶ member ─▶ Lease ─▶ Contribution ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
-    Goodbye, or silence noticed at a Tick: its units go back and are leased to the others
-    a lease that is late while others are idle: its units are leased to them, too; the first answer counts
+    Goodbye, or silence noticed at a Tick: the member's units are free again and are leased to others
+    a lease is late while members are idle: they get its units as well, and the first answer counts
 
 Invariants: each unit of a committed version was counted exactly once or skipped for a logged reason (I1); the version
-never decreases (I4); the units of a round do not depend on who is there (I6); the same events give the same actions.
-A contribution with a non-finite value is computed again by another member if there is one; what fails twice is skipped
-as bad data.
+never decreases (I4); the units of a round do not depend on its members (I6); the same events give the same actions.
+Units whose contribution holds a non-finite value are computed again, by another member if there is one. Units that fail
+twice are skipped as bad data.
 """
 
 from collections.abc import Mapping
@@ -44,9 +44,8 @@ BEGINNING: Mapping[str, Any] = {"version": 0, "tokens": 0}
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """See the module. `snapshot` and `restore` carry what outlives the process: members and leases do not.
-
-    `finish_reason`: why it is finished, also for those who were not there when the others were told.
+    """The state machine of the module docstring. `snapshot` and `restore` carry the state that outlives the process;
+    members and leases do not. `finish_reason` is sent to workers that say Hello after the end.
     """
 
     rules: Rules
@@ -62,11 +61,11 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The last one that was committed."""
+        """The last committed version."""
         return self.work.version
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The one entry. `now` is monotonic seconds of the receiver's own clock."""
+        """Decide on an event. `now`: monotonic seconds of the coordinator's clock."""
         self.crew.now = now
         match event:
             case Received(message=Hello()) if self.finished:
@@ -84,19 +83,19 @@ class Coordinator:
                 return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:
-        """Open the first round; called once, before any event."""
+        """Open the first round. Called once, before any event."""
         if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [Finish(reason=COMPLETE, complete=True)]
         return self.rounds.next(self.work)
 
     def postpone(self, seconds: float) -> None:
-        """What was decided last is carried out so much later: the clocks of its leases begin then."""
+        """Let the open round and its leases begin later: the last actions were delayed by this many seconds."""
         leases, self.work.opened_at = self.work.ledger.leases, self.work.opened_at + seconds
         leases.update({number: replace(lease, at=lease.at + seconds) for number, lease in leases.items()})
 
     def snapshot(self) -> dict[str, Any]:
-        """The committed state: a round in progress has not begun."""
+        """The committed state, without the round in progress."""
         return {"version": self.work.version, "tokens": self.work.tokens}
 
     @classmethod
@@ -117,7 +116,7 @@ class Coordinator:
             case Goodbye():
                 return self._remove(worker)
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def _join(self, worker: str, hello: Hello) -> list[Action]:
         actions = self._remove(worker) if worker in self.crew.members else []
@@ -150,14 +149,14 @@ class Coordinator:
                 actions.extend(self._remove(worker))
         return actions
 
-    # -- what comes back -----------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------------
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
         if said.lease_id in self.work.answers:  # the same answer twice
             return self._note_progress(worker, Progress(micro_steps=0))
         grant = self.work.ledger.count(said.lease_id, worker=worker)
         if worker in self.crew.members:
-            self.crew.members[worker].heard_at = self.crew.now  # also by an answer that cannot be used
+            self.crew.members[worker].heard_at = self.crew.now  # an unusable answer is a sign of life, too
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
@@ -169,7 +168,7 @@ class Coordinator:
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
-        """Lease what is free, and make the next version if it is due."""
+        """Lease free units, and begin the merge of the next version if it is due."""
         if self.work.merging is not None:
             return []
         actions = self.rounds.deal(self.work) if self.crew.note_quorum() else []
@@ -202,7 +201,7 @@ class Coordinator:
         return [*actions, *self._go_on()]
 
     def _ban(self, merge: Merge) -> list[Action]:
-        """Send away whose contributions could not be used again and again."""
+        """Remove the members of nodes whose contributions were unusable in several rounds."""
         actions: list[Action] = []
         for worker in self.crew.ban(self.work.failed_alone(merge)):
             self._remove_member(worker)

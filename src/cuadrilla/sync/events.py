@@ -1,6 +1,6 @@
-"""What can happen to a coordinator (events) and what it wants done (actions). All plain data.
+"""The coordinator's inputs (events) and outputs (actions), all plain data.
 
-What workers say, and what they are told, are the messages of `link/base.py`; tensors in them are nothing to it.
+Messages from and to workers are those of `link/base.py`. The coordinator does not look at tensors in them.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cuadrilla.sync.ledger import Grant
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """By a worker; a Goodbye also by its transport, for one that died."""
+    """A message from a worker. The transport sends the Goodbye of a worker that died."""
 
     worker: str
     message: ToCoordinator
@@ -19,9 +19,9 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What became of a `Merge`: committed, or refused because of these leases' contributions.
+    """The result of a `Merge`: it was committed, or refused because the contributions to `bad_leases` are unusable.
 
-    `confirmed`: units whose first contribution looked wrong, as did the second one, of another worker.
+    `confirmed`: units whose contribution looked wrong, and looked the same when another worker computed them again.
     """
 
     bad_leases: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class StopRequested:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """To a worker. A Version comes without its parameters; who is sent a Stop is no member any more."""
+    """Send a message to a worker. A Version has no parameters yet. A worker that is sent a Stop is not a member."""
 
     worker: str
     message: ToWorker
@@ -48,7 +48,7 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """The lease takes longer than it should: others are given its units, too."""
+    """A lease takes too long: its units are leased to other workers, too."""
 
     worker: str
     lease_id: int
@@ -56,7 +56,7 @@ class Late:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a worker said to the lease that it held."""
+    """A contribution and the lease that it answers."""
 
     grant: Grant
     contribution: Contribution
@@ -64,8 +64,8 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Make `version`, so many optimizer steps on, from these answers, in this order; the units of the round are
-    `units` less `skipped`.
+    """Make `version` from these answers, in this order; it is `steps` optimizer steps after the one before. `units`:
+    all units of the round, with those in `skipped`.
     """
 
     version: int
@@ -84,14 +84,14 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Discard:
-    """This lease's answer is not wanted."""
+    """The answer to this lease is not used."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """The run is over, or stops here: `complete` tells which."""
+    """The run is complete, or else stops before its last step."""
 
     reason: str
     complete: bool

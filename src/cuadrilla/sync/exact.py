@@ -1,19 +1,19 @@
-"""Exact synchronous training: k unequal workers give the result of one.
+"""Exact synchronous training: any number of unequal workers give the result of one worker.
 
     worker:  for each leased unit: grad += d(loss sum / planned tokens)        `after_micro_step`, `contribute`
     merge:   grad = (Σ contributions) · planned / Σ tokens                     `reduce`
              clip by global norm, optimizer step at lr(step)                   `step`
-             θ to everyone                                                     `apply`
+             send the weights θ to every worker                                `version`, `apply`
 
-Because sums are merged, not means, unequal shares and ragged lengths weigh as they should; ordinary data-parallel
-training is the special case of equal shares. In fp32 the result differs from one machine's only by the order of
-additions (≤ 1e-6 relative). Running statistics (BatchNorm): see `sync/statistics.py`.
+The merge adds sums, not means, so every token has the same weight, whatever the shares and the sequence lengths are.
+Ordinary data-parallel training is the special case of equal shares. In fp32 the result differs from one machine's only
+by the order of additions (≤ 1e-6 relative). Running statistics (BatchNorm): see `sync/statistics.py`.
 
-*Strict*: the gradient of each unit becomes an int64 fixed-point number before any addition, so that the sum does not
-depend on order or split, and the weights have the same SHA-256 for any number of workers, any split, any faults.
-One unit is one pass; threads, torch build and device kind must be equal (the coordinator refuses others).
+*Strict*: each unit's gradient becomes int64 fixed point before any addition, so the sum does not depend on order or
+split. The weights then have the same SHA-256 for any number of workers, any split and any faults. One unit is one
+pass. Threads, torch build and device kind must be equal (the coordinator refuses machines that differ).
 
-Alone, the worker's parameters and the coordinator's are the same tensors: nothing is copied.
+A worker that trains alone shares the coordinator's parameter tensors: nothing is copied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +37,14 @@ from cuadrilla.sync.strategy import (
 from cuadrilla.sync.work import Rounds
 
 FIXED_POINT_SCALE = float(2**40)
-"""Gradients of a mean loss rarely exceed 1 per element: 2^-40 of resolution leaves 2^22 of room in 62 bits."""
+"""Strict gradients are integer multiples of 2^-40. In 62 bits that leaves room for values up to 2^22, and an element of
+a mean loss's gradient rarely exceeds 1."""
 FIXED_POINT_LIMIT = float(2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The strategy of `sync.kind = "exact"`; see the module."""
+    """The strategy of `sync.kind = "exact"`; the module docstring explains it."""
 
     strict: bool = False
     moves_weights: bool = False
@@ -59,12 +60,12 @@ class Exact:
         return Rounds()
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Trainable parameters and running statistics."""
+        """A version's trainable parameters and running statistics."""
         del recipe
         return ({**trainable(model), **statistics_of(model)},)
 
     def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Σ gradient / planned tokens (fp32; strict: int64 fixed point) and Σ statistics."""
+        """A contribution's Σ gradient / planned tokens (fp32; strict: int64 fixed point) and Σ statistics."""
         del recipe
         dtype = torch.int64 if self.strict else None
         gradients = {name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in trainable(model).items()}
@@ -77,12 +78,12 @@ class ExactWorker:
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         self.params: Parameters = trainable(model)
         self._statistics = UnitStatistics(model, strict=strict)
-        self.one_unit_per_micro_step = strict or bool(self._statistics)  # a module normalises over a unit
+        self.one_unit_per_micro_step = strict or bool(self._statistics)  # BatchNorm normalises over one unit
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}
 
     def begin(self, lease: Lease) -> None:
-        """A new lease: forget the gradients of the last one."""
+        """Start a lease: forget the gradients of the last one."""
         del lease
         self._statistics.begin()
         for parameter in self.params.values():
@@ -90,7 +91,7 @@ class ExactWorker:
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Around a pass, forward and backward: running statistics of record stay as they are."""
+        """Wraps a pass, forward and backward: running statistics of record do not change in it."""
         return self._statistics.collecting_statistics()
 
     def after_micro_step(self, sums: Sums) -> None:
@@ -111,11 +112,11 @@ class ExactWorker:
             parameter.grad = None
 
     def local_step(self, sums: Sums) -> None:
-        """The merge half steps, not this one."""
+        """Does nothing: the merge half runs the optimizer."""
 
     def contribute(self) -> Tensors:
-        """The tensors of its contribution, which must stay untouched until the next `apply`."""
-        if self._strict:  # all of them also for a lease without units
+        """The tensors of the contribution. They must not change until the next `apply`."""
+        if self._strict:  # also zeros for what no pass has reached, as in a lease without units
             gradients = {name: self._fixed_sum(name) for name in self.params}
         else:
             gradients = {name: _gradient(parameter) for name, parameter in self.params.items()}
@@ -129,7 +130,7 @@ class ExactWorker:
         return self._fixed[name]
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Take over a committed version."""
+        """Load a committed version."""
         with torch.no_grad():
             for name, tensor in {**self.params, **self._statistics.record}.items():
                 source = version[name]
@@ -138,7 +139,7 @@ class ExactWorker:
 
 
 class ExactMerge:
-    """The merge half: owns the optimizer; its model's parameters and running statistics are those of record."""
+    """The merge half. It owns the optimizer, and its model is the model of record."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool) -> None:
         self._params = trainable(model)
@@ -148,14 +149,14 @@ class ExactMerge:
         self._strict = strict
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        """What a version holds: trainable parameters, and running statistics."""
+        """A version's trainable parameters and running statistics."""
         del steps
         return {**self._params, **self._statistics.record}
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Put the weighted mean gradient into `.grad`, and take the mean of the statistics; nothing else changes.
+        """Put the weighted mean gradient into `.grad`, and compute the mean statistics. Nothing else changes.
 
-        The order of answers is theirs.
+        Contributions are added in the order of `answers`.
         """
         tokens = sum(answer.contribution.tokens for answer in answers)
         contributions = [answer.contribution.tensors for answer in answers]
@@ -169,7 +170,7 @@ class ExactMerge:
         return Reduced(norm=norm, bad=bad)
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The norm of each one's gradient per token; 0 for one without tokens."""
+        """The gradient norm of each contribution, divided by its tokens; 0 without tokens."""
         return [
             float(torch.nn.utils.get_total_norm([_double(item.tensors[name]) for name in self._params])) / item.tokens
             if item.tokens
@@ -178,11 +179,11 @@ class ExactMerge:
         ]
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether these can be the running statistics of so many units: whatever else is wrong with them, they stay."""
+        """Whether `num_units` units can have these running statistics. Impossible ones would stay in the model."""
         return self._statistics.can_be(tensors, num_units=num_units)
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Clip, update parameters and statistics and return the learning-rate factor."""
+        """Clip, update parameters and statistics, and return the learning-rate factor."""
         del steps
         clip_norm = self._recipe.clip_norm
         if clip_norm and norm > clip_norm:
@@ -194,7 +195,7 @@ class ExactMerge:
         return factor
 
     def update(self) -> dict[str, Tensor]:
-        """The merged gradient and mean statistics by name."""
+        """The merged gradient and the mean statistics, by name."""
         return {**{name: _gradient(parameter) for name, parameter in self._params.items()}, **self._statistics.mean}
 
     def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
@@ -204,7 +205,7 @@ class ExactMerge:
         self._statistics.mean = {name: tensor for name, tensor in update.items() if name not in self._params}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything besides the parameters that decides the next versions."""
+        """The optimizer's state."""
         return self._optimizer.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -233,10 +234,10 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    """A copy in float64."""
+    """The tensor as float64."""
     return tensor.to(_place_of_double(tensor)).double()
 
 
 def _place_of_double(tensor: Tensor) -> torch.device:
-    """Where it can be in float64: on its device, but for MPS, which has none."""
+    """The device for a tensor's float64 form: its own, or the CPU, since MPS has no float64."""
     return torch.device("cpu") if tensor.device.type == "mps" else tensor.device

@@ -1,8 +1,8 @@
-"""Rounds whose leases are the same for any crew: a window is cut into lanes before it is known who computes them.
+"""Rounds of strict windows: a window is cut into fixed lanes, so the leases are the same for any crew.
 
-A lane is `lanes[i]` units in each of the window's steps. Any worker computes any lane, from the state of record and
-the lane's units alone, and the merge adds them up in their order; so one machine that computes lane after lane makes
-the bits of the crew, and a lane that was lost is computed again elsewhere.
+A lane is `lanes[i]` units in each of the window's steps. Any worker can compute any lane, from the state of record and
+the lane's units alone. The merge adds lanes in their order, so one machine that computes them one after the other gives
+the same bits as a crew. A lost lane is computed again by another worker.
 """
 
 import itertools
@@ -15,19 +15,19 @@ from cuadrilla.sync.work import Rounds, Work
 
 
 def cut_lanes(units_per_step: int, *, sizes: Sequence[float]) -> tuple[int, ...]:
-    """Units of each lane in a step, as near to the relative `sizes` as whole numbers are; none is empty."""
+    """Units per step of each lane, in proportion to `sizes` and rounded to whole units; empty lanes are left out."""
     ends = [0, *(round(units_per_step * sum(sizes[: i + 1]) / sum(sizes)) for i in range(len(sizes)))]
     return tuple(end - begin for begin, end in itertools.pairwise(ends) if end > begin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneRounds(Rounds):
-    """As `Rounds`, with a lane in place of a share. `sizes`: relative ones of the lanes."""
+    """Like `Rounds`, but a lease is a whole lane. `sizes`: the relative sizes of the lanes."""
 
     sizes: Sequence[float]
 
     def deal(self, work: Work) -> list[Action]:
-        """Lease each idle member the lane that it would finish first of all, the large ones first."""
+        """Plan each free lane, the largest first, for the member that finishes it soonest; lease to those now idle."""
         idle, free = work.idle(), work.ledger.free
         if not idle:
             return []
@@ -43,12 +43,12 @@ class LaneRounds(Rounds):
         return [action for worker in idle if worker in chosen for action in work.grant_units(worker, chosen[worker])]
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
-        """A lane is skipped as a whole, or the bits would depend on who computed it."""
+        """Always: a lane is never split, or the bits would depend on who computed it."""
         del grant, work
         return True
 
     def lanes(self, work: Work) -> list[range]:
-        """The lanes of the round that is open."""
+        """The units of each lane of the open round."""
         steps, first, found = work.steps, work.version * work.rules.units_per_step, list[range]()
         for size in cut_lanes(work.rules.units_per_step, sizes=self.sizes):
             found.append(range(first, first + steps * size))
@@ -56,7 +56,7 @@ class LaneRounds(Rounds):
         return found
 
     def _again(self, work: Work, idle: Sequence[str]) -> list[Action]:
-        """All lanes are leased: late ones are leased to those who have nothing to do, too."""
+        """Lease late lanes to idle members, too, when no lane is free."""
         once, granted = work.ledger.held_by_one(), list[Action]()
         late = [lease for lease in work.late() if once.issuperset(lease.units)]
         for worker, lease in zip(idle, late, strict=False):
@@ -65,7 +65,7 @@ class LaneRounds(Rounds):
 
 
 def _seconds_to_ready(work: Work) -> dict[str, float]:
-    """Until each member has answered what it holds; a late one is thought to stay so for as long again."""
+    """Seconds until each member has answered its leases. A late lease counts as needing as long again as it is late."""
     ready = dict.fromkeys(work.crew.members, 0.0)
     for lease in work.ledger.leases.values():
         expected = work.crew.paces()[lease.worker].seconds(len(lease.units))

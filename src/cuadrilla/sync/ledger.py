@@ -4,10 +4,10 @@
       ▲                  │
       └──release, revoke───┘
 
-A run is an endless sequence of units 0, 1, 2, ...; `Ledger` opens them in order and remembers only those that are
-opened and not counted. A unit may be leased to several workers at once, when the first of them is late: whose answer
-comes first counts. Invariants (I1 of the fault tests): a unit is counted exactly
-once; an answer to a lease that was released, or one of whose units was counted meanwhile, is refused.
+A run is an endless sequence of units 0, 1, 2, ... `Ledger` opens them in order, and remembers only open units that are
+not counted. If a lease is late, another worker may get its units as well, and the first answer counts.
+Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease was released, or
+if one of its units was counted meanwhile.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """`version`: of the weights that the units are computed from. `at`: when, by the coordinator's clock."""
+    """A lease. `version`: the weights it is computed from; `at`: when it was granted, by the coordinator's clock."""
 
     lease_id: int
     worker: str
@@ -28,8 +28,8 @@ class Grant:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """`opened`: units below it exist; `uncounted` are those of them that are not counted, and `leases` hold some.
-    `next_lease_id`: `train/setup.py` makes it a random number, so that no process gives out those of an earlier one.
+    """`opened`: all units below this number were opened; `uncounted`: those of them that are not counted yet.
+    `next_lease_id` starts at a random number (`train/setup.py`), so that a restarted process repeats no number.
     """
 
     opened: int = 0
@@ -39,16 +39,16 @@ class Ledger:
 
     @property
     def free(self) -> set[int]:
-        """What is neither counted nor leased."""
+        """Open units that are neither counted nor leased."""
         return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
 
     def open_units(self, count: int) -> None:
-        """Put the next `count` units of the run on offer."""
+        """Open the next `count` units of the run."""
         self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 
     def grant(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
-        """Lease these units, one at least, which another worker may hold as well."""
+        """Lease these units (at least one), which another worker may also hold."""
         chosen = tuple(sorted(units))
         assert chosen
         assert self.uncounted.issuperset(chosen)
@@ -58,7 +58,7 @@ class Ledger:
         return lease
 
     def count(self, lease_id: int, *, worker: str) -> Grant | None:
-        """The lease is answered: its units are counted. None if it has ended, or is another worker's."""
+        """End an answered lease and count its units. None if the lease has ended, or is another worker's."""
         lease = self.leases.get(lease_id)
         if lease is None or lease.worker != worker:
             return None
@@ -66,7 +66,7 @@ class Ledger:
         return self.leases.pop(lease_id)
 
     def revoke(self, units: Iterable[int]) -> list[Grant]:
-        """These units were just counted: end every other lease that holds one. Its other units become free."""
+        """End every lease that holds one of these units, which were just counted. Its other units become free."""
         counted = set(units)
         ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]
         for lease in ended:
@@ -74,16 +74,16 @@ class Ledger:
         return ended
 
     def held_by_one(self) -> set[int]:
-        """Units that one worker holds, and no other."""
+        """Units that exactly one worker holds."""
         holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
         return {unit for unit, number in holders.items() if number == 1}
 
     def held_by(self, worker: str) -> list[Grant]:
-        """The oldest first."""
+        """The leases of a worker, the oldest first."""
         return [lease for lease in self.leases.values() if lease.worker == worker]
 
     def release(self, worker: str) -> list[Grant]:
-        """Nothing that the worker holds is expected of it any more."""
+        """End all leases of a worker: no answer is expected any more."""
         released = self.held_by(worker)
         for lease in released:
             del self.leases[lease.lease_id]

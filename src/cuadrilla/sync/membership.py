@@ -1,9 +1,9 @@
-"""Who takes part in a run: joining, silence, speed, failures. Without I/O, clock or chance.
+"""The members of a run: joining, silence, speed, failures. Without I/O, clock or chance.
 
-How fast a member is, is measured by this machine's clock, from the lease to the answer. Of what a member says about
-itself only how that time divides into computing and transfer is used, within bounds.
+A member's speed is measured by the coordinator's clock, from the lease to the answer. The member itself only says how
+much of that time was transfer, and a bound limits that.
 
-A node that fails what others can compute is left out in the second round in which it does, for ten minutes.
+A node that fails units that others can compute is left out for ten minutes, from the second such round on.
 """
 
 import math
@@ -21,43 +21,43 @@ MAX_FAILED_ROUNDS = 2
 BAN_SECONDS = 600.0
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
-"""The first answer of a member tells little: caches are cold, code is compiled."""
+"""A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
 MAX_TRANSFER_SHARE = 0.9
-"""Part of the time to an answer: a member that claims more would look faster than it can be shown to be."""
+"""Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
-"""A lease that ends unanswered sooner says nothing about its worker's speed."""
+"""A revoked lease counts as held for at least this long: a shorter time says nothing about its worker's speed."""
 FIRST_PROGRESS_SECONDS = 600.0
-"""A worker's first pass may compile its model; a member that nothing is known of yet may take as long."""
+"""A member has at least this long for its first pass, in which it may compile its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What holds for a whole run. Timeouts of None: the transport itself reports deaths (threads of one process)."""
+    """Constants of a run. Timeouts are None where the transport itself reports deaths (threads of one process)."""
 
     units_per_step: int
     step_tokens: int
-    """Planned tokens of an optimizer step of the whole crew."""
+    """Planned tokens of one optimizer step of the whole crew."""
     num_steps: int
     quorum: int = 1
-    """This many members are waited for before the first lease, but no longer than `quorum_seconds` after the first one
-    came: otherwise that one would get the whole round, however slow it is."""
+    """The first lease waits for this many members, but at most `quorum_seconds` after the first of them joined.
+    Otherwise that member would get the whole round, however slow it is."""
     quorum_seconds: float = 15.0
     fingerprint: Mapping[str, str] = field(default_factory=dict)
-    """What the environment of every member must say: the version of cuadrilla, the model's code."""
+    """What every member's environment must contain: the version of cuadrilla, a hash of the model's code."""
     same_environment: bool = False
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
     hung_factor: float = 3.0
-    """A member hangs after so many times the expected time of its lease without progress: a pass may hold all of it."""
+    """A member hangs if it makes no progress for this many times its lease's expected time. One pass may hold the
+    whole lease."""
     late_factor: float = 1.5
-    """A lease that takes this many times as long as it should is late: idle members try its units, too."""
+    """A lease is late after this many times its expected time: idle members get its units, too."""
 
 
 @dataclass(kw_only=True)
 class Member:
-    """`hint`: the speed it claims, in any unit; `units_per_second`: a running mean of what was measured, 0 before.
-
-    `micro_steps`: the worker's own count of work done. `rounds_without`: since it was given its last unit.
+    """`hint`: the speed it claims, in any unit; `units_per_second`: running mean of the measured speed, at first 0.
+    `micro_steps`: passes done, as the worker counts them; `rounds_without`: rounds since it last had a share.
     """
 
     hint: float
@@ -72,9 +72,10 @@ class Member:
 
 @dataclass(kw_only=True)
 class Membership:
-    """`now` is set by the coordinator at each event. `members`: in the order in which they came.
+    """`now`: set by the coordinator at each event. `members`: in the order in which they joined.
 
-    `failed_rounds` of a node: rounds in which it failed what others could compute. `banned_until`: seconds of `now`.
+    `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned_until`: for each
+    node, a time in terms of `now`. `environment`: that of the first member, in strict mode.
     """
 
     rules: Rules
@@ -86,12 +87,12 @@ class Membership:
     waiting_since: float | None = None
     has_quorum: bool = False
     departed: set[str] = field(default_factory=set)
-    """Expected workers that were refused or died: the first round does not wait for them."""
+    """Workers that were refused or left before the quorum was reached: the first round does not wait for them."""
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def admit(self, worker: str, hello: Hello) -> str:
-        """Make this worker a member: "", or the reason why it cannot be one."""
+        """Make a worker a member. Returns "", or why it is refused."""
         if reason := self._unsuitable(worker, hello.environment):
             self.depart(worker)
             return reason
@@ -100,7 +101,7 @@ class Membership:
         return ""
 
     def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
-        """In strict mode the first one says what the others must be like."""
+        """Why this worker is refused, or "". In strict mode all environments must equal the first member's."""
         if (seconds := self.banned_until.get(node_of(worker), self.now) - self.now) > 0:
             return banned(seconds)
         if different := _differing(self.rules.fingerprint, environment):
@@ -115,12 +116,12 @@ class Membership:
         return ""
 
     def depart(self, worker: str) -> None:
-        """It is not waited for any more."""
+        """Do not wait for this worker any more."""
         if not self.has_quorum:
             self.departed.add(worker)
 
     def note_quorum(self) -> bool:
-        """Note how many have come; whether the first round need not wait for others any more."""
+        """Whether the first round can begin: enough members have joined, or the wait is over."""
         if not self.has_quorum and self.members:
             since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
             expected = self.rules.quorum - len(self.departed)
@@ -130,7 +131,7 @@ class Membership:
     # -- signs of life -------------------------------------------------------------------------------------------------
 
     def hear(self, worker: str, progress: Progress) -> bool:
-        """A sign of life; False of one that is no member."""
+        """Note a heartbeat. False if the worker is not a member."""
         member = self.members.get(worker)
         if member is None:
             return False
@@ -140,7 +141,7 @@ class Membership:
         return True
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:
-        """Why a member, which holds this lease, is not waited for any more; "" while it is."""
+        """Why this member must be removed, as silent or as hanging in `lease`; "" if it need not be."""
         rules, member = self.rules, self.members[worker]
         if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
@@ -156,13 +157,14 @@ class Membership:
     # -- speed ---------------------------------------------------------------------------------------------------------
 
     def expected_seconds(self, lease: Grant) -> float:
-        """From its grant to its answer; infinite as long as nobody was measured."""
+        """Expected seconds from grant to answer; infinite as long as no member is measured."""
         if not any(member.measurements for member in self.members.values()):
             return math.inf
         return self.paces()[lease.worker].seconds(len(lease.units))
 
     def speeds(self) -> dict[str, float]:
-        """Units per second of each member; one not measured yet counts as its hint beside the measured ones'."""
+        """Units per second of each member. The speed of an unmeasured member is its hint, scaled by the measured
+        members' speed per hint."""
         measured = [member for member in self.members.values() if member.units_per_second]
         scale = sum(m.units_per_second for m in measured) / sum(m.hint for m in measured) if measured else 1.0
         return {
@@ -170,14 +172,14 @@ class Membership:
         }
 
     def paces(self) -> dict[str, Pace]:
-        """What a round costs each member."""
+        """The time that units and transfers take each member."""
         return {
             name: Pace(units_per_second=speed, fixed_seconds=self.members[name].transfer_seconds)
             for name, speed in self.speeds().items()
         }
 
     def measure(self, lease: Grant, *, transfer: float) -> None:
-        """It is answered. `transfer`: how much of the time went to weights and gradients."""
+        """Update a member's speed from an answered lease. `transfer`: seconds in which tensors were sent or fetched."""
         member = self.members[lease.worker]
         seconds = self.now - lease.at
         if seconds <= 0:
@@ -189,13 +191,13 @@ class Membership:
         member.measurements += 1
 
     def change_transfers(self, factor: float) -> None:
-        """From now on so many times as much travels."""
+        """Scale all transfer times: from now on `factor` times as many bytes are sent in a round."""
         for member in self.members.values():
             member.transfer_seconds *= factor
 
     def note_revoked(self, leases: Iterable[Grant]) -> None:
-        """The time that a revoked lease was held bounds its worker's speed. It counts as a measurement, or the worker
-        would be tried in each round.
+        """Lower a worker's speed to what a revoked lease shows: in the time it was held, it was not finished. This
+        counts as a measurement, or the worker would be tried again in each round.
         """
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at
@@ -207,9 +209,9 @@ class Membership:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def ban(self, failed: Iterable[str]) -> list[str]:
-        """Note that these workers failed in a round what others could compute; the members to send away for that.
+        """Note that these workers failed units in a round that others could compute. Returns the members to remove.
 
-        Where no other node would be left, nobody is.
+        A node is not removed if no other node would be left.
         """
         sent_away: list[str] = []
         for node in sorted({node_of(worker) for worker in failed}):
@@ -223,18 +225,18 @@ class Membership:
         return sent_away
 
     def of_node(self, worker: str) -> set[str]:
-        """The members of this worker's node, it among them: one key speaks for all of them."""
+        """The worker and all members of its node: they share one token."""
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
 
 
 def banned(seconds: float) -> Message:
-    """Why a node may not take part for so long."""
+    """The message that a node may not take part for this long."""
     template = "left out for {minutes} min: unusable contributions in {rounds} rounds"
     return Message(template, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:
-    """What is other there than here; `also_new`: what is only known there, too."""
+    """The entries of `ours` that differ in `theirs`. `also_new`: also the entries that only `theirs` has."""
     none = Message("none")
     return [
         Message("{key} ({theirs} instead of {ours})", key=key, theirs=theirs.get(key, none), ours=ours.get(key, none))

@@ -1,24 +1,24 @@
-"""Running statistics (BatchNorm) that do not depend on who computes what.
+"""Running statistics (BatchNorm) that do not depend on which worker computes which unit.
 
-    worker: one pass is one unit, so a module normalises over a unit; its mean and its unbiased variance there are
-            added up over the lease, with the number of units                       `measuring`, `add`, `tensors`
+    worker: one pass is one unit, so a module normalises over a unit; its mean and unbiased variance in each unit
+            are added up over the lease, with the number of units        `collecting_statistics`, `add`, `tensors`
     merge:  m = Σ over the counted units / their number                             `reduce`
-            running = (1 - momentum) · running + momentum · m, once for a version   `step`
+            running = (1 - momentum) · running + momentum · m, once per version     `step`
 
-The statistics of record change by that one step only: an update that the guard skips leaves them, a roll-back takes
-them from the checkpoint, the journal holds m. `momentum` is the module's own; None (a cumulative average) is 1 / number
-of versions. `num_batches_tracked` counts versions. Each unit that was computed weighs the same, whatever its tokens.
+Only that step changes the statistics of record. An update that the guard skips leaves them as they are, a roll-back
+takes them from the checkpoint, and the journal holds m. `momentum` is the module's own; None (a cumulative average)
+means 1 / number of versions. `num_batches_tracked` counts versions. Every unit weighs the same, whatever its tokens.
 
-A unit's values become two int64 numbers, whole part and 2^-46ths, before they are added: the sum is exact, so it does
-not depend on order or split, strict or not. Room: 65,536 units of values below 2^46. A value that is not finite or
-larger makes the contribution invalid.
+Before the addition each value becomes two int64 numbers, its whole part and its 2^-46ths. So the sum is exact and does
+not depend on order or split, strict or not. There is room for 65,536 units of values below 2^46. A larger value, or
+one that is not finite, makes the contribution invalid.
 
-During a pass a module writes into tensors of the worker's own, not into those of record, which alone are the
-coordinator's. There its momentum is None and its count begins at 0, so that what it keeps is the mean over its calls in
-the pass: one for most; several for layers that are shared, and for those that gradient checkpointing computes twice.
-Where the first pass shows that it is one, the momentum is 1 from then on, which gives the same numbers: None would make
-torch.compile break its graph there. A module that a pass does not call, or that is in evaluation mode (frozen), has
-nothing to add; one without any unit in a version keeps its statistics.
+During a pass a module writes into tensors of the worker, since a worker alone shares those of record with the
+coordinator. For the pass its momentum is None and its count begins at 0, so it keeps the mean over its calls in the
+pass. Most modules are called once; shared layers, and those that gradient checkpointing computes twice, several times.
+If the first pass calls a module once, its momentum is 1 from then on. The numbers are the same, but None would make
+torch.compile break its graph there. A module that a pass does not call, or that is in evaluation mode (frozen), adds
+nothing. A module without any unit in a version keeps its statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
 
 
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics by their names in the model's state: a part of every version."""
+    """The running statistics, by their names in the model's state. Every version contains them."""
     return {
         _full(name, key): getattr(module, key)
         for name, module in batch_norms(model).items()
@@ -65,7 +65,7 @@ def statistics_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def sums_like(model: nn.Module) -> dict[str, Tensor]:
-    """Zeros in the form of what a contribution holds: for each value (2, num_features), for each count (); int64."""
+    """Zeros in the shapes of a contribution's sums: (2, num_features) for each value, () for each count; int64."""
     return {
         name: torch.zeros(() if name.endswith(COUNT) else (2, *tensor.shape), dtype=torch.int64)
         for name, tensor in statistics_of(model).items()
@@ -73,7 +73,7 @@ def sums_like(model: nn.Module) -> dict[str, Tensor]:
 
 
 class UnitStatistics:
-    """The worker half. `strict`: every pass runs the same instructions, so a momentum stays None."""
+    """The worker half. `strict`: momentum stays None, so that every pass runs the same instructions."""
 
     def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
         self._strict = strict
@@ -89,16 +89,16 @@ class UnitStatistics:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The sums of this lease; a later lease has tensors of its own."""
+        """The sums of this lease. Later leases do not change these tensors."""
         return self._sums
 
     def begin(self) -> None:
-        """A new lease."""
+        """Start a lease."""
         self._sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
 
     @contextmanager
     def collecting_statistics(self) -> Iterator[None]:
-        """Around the pass of one unit, forward and backward."""
+        """Wraps the pass of one unit, forward and backward."""
         replaced: list[tuple[BatchNorm, dict[str, object]]] = []
         try:
             for name, module in self._modules.items():
@@ -114,7 +114,7 @@ class UnitStatistics:
                 _assign(module, before)
 
     def add(self) -> bool:
-        """Add the unit that was measured; False, and nothing is added, if a value is not finite or too large.
+        """Add the statistics of the last pass. If a value is not finite or too large, nothing is added: False.
 
         Raises TaskError for a module that is called several times although the first pass called it once.
         """
@@ -145,7 +145,7 @@ class UnitStatistics:
 
 
 class MergedStatistics:
-    """The merge half. `mean`: of the round's units, by name, without the modules that no unit called."""
+    """The merge half. `mean`: each statistic's mean over the round's units, without modules that no unit called."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = batch_norms(model)
@@ -153,7 +153,7 @@ class MergedStatistics:
         self.mean: dict[str, Tensor] = {}
 
     def can_be(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether a contribution of so many units can hold these sums: no negative variance, no count beyond them."""
+        """Whether `num_units` units can have these sums: variances and counts are in range, and means not too large."""
         for module in self._modules:
             count = int(tensors[_full(module, COUNT)])
             mean, variance = (tensors[_full(module, key)][0].double() for key in VALUES)
@@ -165,7 +165,7 @@ class MergedStatistics:
         return True
 
     def reduce(self, contributions: Sequence[Mapping[str, Tensor]]) -> None:
-        """Compute `mean`; the statistics of record stay."""
+        """Compute `mean`. The statistics of record do not change."""
         self.mean = {}
         for module in self._modules:
             num_units = sum(int(tensors[_full(module, COUNT)]) for tensors in contributions)
@@ -175,7 +175,7 @@ class MergedStatistics:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the statistics of record towards `mean`, and forget it."""
+        """Move the statistics of record towards `mean`, and clear `mean`."""
         for prefix, module in self._modules.items():
             if _full(prefix, VALUES[0]) not in self.mean:
                 continue
@@ -188,9 +188,9 @@ class MergedStatistics:
 
 
 def refuse_private_buffers(model: nn.Module) -> None:
-    """For a worker that is not alone: its first pass raises TaskError if it changes a saved buffer that is not merged.
+    """For crews of several workers: the first pass raises TaskError if it changes a saved buffer that is not merged.
 
-    Each worker would train with its own, and the checkpoint would hold the coordinator's, which never changed.
+    Each worker would train with its own buffer, and the checkpoint would hold the coordinator's unchanged one.
     """
     saved = model.state_dict().keys() - statistics_of(model).keys()
     before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
@@ -214,7 +214,7 @@ def _full(module: str, key: str) -> str:
 
 
 def _own_tensors(module: BatchNorm) -> dict[str, Tensor]:
-    """What a module writes into during a pass. The count is read by Python at each call, so it is kept on the CPU."""
+    """The tensors a module writes into during a pass. Python reads the count at each call, so it stays on the CPU."""
     own = {key: torch.zeros_like(getattr(module, key)) for key in VALUES}
     return {**own, COUNT: torch.zeros((), dtype=torch.int64)}
 

@@ -1,15 +1,15 @@
-"""The interface of strategies: what `sync.kind` chooses, and all that the rest of the program knows of it.
+"""The interface of a strategy, the object that `sync.kind` chooses. A strategy has three parts:
 
-    worker half   the passes of a lease → a contribution        on every worker, over its own model
-    merge half    contributions → an update → the next version  on the coordinator, over the weights of record
-    rounds        what is leased to whom, when a version is due  inside the coordinator (`work.py`)
+    worker half   the passes of a lease → a contribution        on every worker, with the worker's own model
+    merge half    contributions → an update → the next version  on the coordinator, with the model of record
+    rounds        which worker gets which units, when to merge  on the coordinator (`work.py`)
 
-The loop computes, a strategy never does; the link carries. A lease may hold many optimizer steps (`Lease.steps`),
-and a contribution or a version may be anything with names, shapes and number types of its own: sums of gradients,
-differences of weights, an optimizer's state.
+"Of record" is the coordinator's state, from which versions and checkpoints are made. A strategy runs no passes (the
+training loop does) and sends nothing (the link does). A lease may hold many optimizer steps (`Lease.steps`).
+Contributions and versions are named tensors: sums of gradients, changes of weights, an optimizer's state.
 
-Invariant: a contribution is a function of the last version applied and of the units of its lease. A worker half keeps
-nothing else, so any worker can compute any lease, again and elsewhere.
+Invariant: a contribution depends only on the last version applied and on the units of its lease. A worker half keeps
+nothing else, so any worker can compute any lease again.
 """
 
 import math
@@ -27,24 +27,25 @@ from cuadrilla.sync.events import Answer
 from cuadrilla.sync.work import Rounds
 
 OUTLIER_RATIO = 100.0
-"""Sizes of honest contributions differ by much less, however few tokens one of them holds."""
+"""An outlier has a norm of more than this many times the median of the others. Norms of honest contributions differ
+by much less, however few tokens one of them holds."""
 
 Parameters = Mapping[str, nn.Parameter]
 
 
 class Stepper(Protocol):
-    """What a strategy needs of an optimizer."""
+    """The part of an optimizer that strategies use."""
 
     def start(self) -> None:
-        """Make the state of all parameters now, of zeros; else each begins with its first gradient."""
+        """Create the state of all parameters, as zeros. Otherwise the first step of a parameter creates its state."""
 
     @property
     def adaptive(self) -> frozenset[str]:
-        """Names of parameters whose steps are divided by the root of a mean of squared gradients."""
+        """Names of the parameters whose steps are divided by the root of a mean of squared gradients (AdamW)."""
 
     def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
-        """Update the parameters that have a `.grad`, every learning rate times `factor`. `squares`: of gradients, in
-        place of the square of `.grad`, for each of `adaptive`.
+        """Update the parameters that have a `.grad`; `factor` multiplies every learning rate. `squares`: for each
+        parameter in `adaptive` the squared gradient, if it is not the square of `.grad`.
         """
 
     def state_tensors(self) -> dict[str, Tensor]: ...
@@ -54,10 +55,10 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How parameters are updated, by whichever half does it: equal on all machines.
+    """How parameters are updated, by the worker half or the merge half. It is the same on all machines.
 
-    From the sections `optim` and `schedule` (`train/setup.py`). `lr_factor(step)` multiplies each learning rate; the
-    run's steps count from 1. `clip_norm` 0: none.
+    Made from the sections `optim` and `schedule` (`train/setup.py`). `lr_factor(step)` multiplies every learning rate;
+    the steps of a run count from 1. `clip_norm`: the largest global gradient norm; 0 does not clip.
     """
 
     make_optimizer: Callable[[Parameters], Stepper]
@@ -67,7 +68,7 @@ class Recipe:
 
 @dataclass(kw_only=True)
 class Sums:
-    """What a worker has added up over a lease: summed loss, counted tokens, and whether everything was finite."""
+    """A worker's sums over its lease: the loss, the counted tokens, and whether every value was finite."""
 
     loss: float = 0.0
     tokens: int = 0
@@ -76,104 +77,102 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """An update that was merged and not applied yet. `bad`: indices of answers that cannot be used."""
+    """An update that is merged but not applied. `norm`: its global norm; `bad`: indices of the unusable answers."""
 
     norm: float
     bad: tuple[int, ...] = ()
 
 
 class WorkerHalf(Protocol):
-    """Over a worker's model, whose parameters are those of the last version that was applied when a lease begins."""
+    """Works on the worker's model. When a lease begins, its parameters are those of the last version applied."""
 
     @property
     def params(self) -> Parameters:
-        """What is trained."""
+        """The trainable parameters, by name."""
 
     @property
     def one_unit_per_micro_step(self) -> bool:
-        """Whether passes must not be stacked out of several units."""
+        """Whether each pass is exactly one unit; otherwise a pass may stack sequences of several units."""
 
     def begin(self, lease: Lease) -> None:
-        """A new lease, or the same one again: forget what was computed before."""
+        """Start a lease, or the same lease again: forget everything that was computed since the last version."""
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Around each pass, forward and backward: running statistics (BatchNorm) are noted, not changed."""
+        """Wraps each pass, forward and backward: running statistics (BatchNorm) are collected, but not changed."""
 
     def after_micro_step(self, sums: Sums) -> None:
-        """A pass is done; `sums` holds its loss and tokens. Gradients are those of Σ loss / `lease.planned_tokens`."""
+        """Called after each pass, whose loss and tokens are in `sums`. `.grad` is that of Σ loss / planned tokens."""
 
     def local_step(self, sums: Sums) -> None:
-        """All passes of one of the lease's steps are done."""
+        """Called when all passes of one of the lease's optimizer steps are done."""
 
     def contribute(self) -> Tensors:
-        """The tensors of its contribution, which must stay untouched until the next `apply`."""
+        """The tensors of the contribution. They must not change until the next `apply`."""
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Take over a committed version."""
+        """Load a committed version."""
 
 
 class MergeHalf(Protocol):
-    """Over the model of record. The order of its calls for a version: `reduce`, `update` (for the journal), `step`."""
+    """Works on the model of record. Calls for each version, in order: `reduce`, `update` (for the journal), `step`."""
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        """What a version holds as it travels, by name, before a round of so many steps; tensors of record themselves
-        where they need no other form.
+        """The tensors that are sent as the version before a round of `steps` steps. Tensors that need no other form
+        for the wire are those of record themselves, not copies.
         """
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Prepare the update from contributions; the weights stay, and it may be prepared again from others."""
+        """Prepare the update without changing the weights. It may be called again with other contributions."""
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """Norms that are comparable between honest contributions; 0 for one without tokens."""
+        """A norm of each contribution, comparable between them; 0 for a contribution without tokens."""
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether a contribution of `num_units` can hold these numbers, where that can be told from themselves."""
+        """Whether a contribution of `num_units` units can hold these values. Checks only what the values can show."""
 
     def update(self) -> Mapping[str, Tensor]:
-        """What was prepared, by name: the journal keeps it, and `load_update` brings it back."""
+        """The prepared update as named tensors. The journal stores it, and `load_update` restores it."""
 
     def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None: ...
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Apply the prepared update: `steps` optimizer steps, ending at `version`; the last one's rate factor."""
+        """Apply the prepared update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:
-        """Everything besides the model that decides the next versions."""
+        """All state besides the model's on which the next versions depend."""
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 class Strategy(Protocol):
-    """What `sync.kind` names.
-
-    `moves_weights`: the worker half changes its model's parameters, which therefore are not those of record, not even
-    alone.
+    """`moves_weights`: the worker half changes the parameters of its model. So it never shares the model of record,
+    not even in the coordinator's own process.
     """
 
     @property
     def moves_weights(self) -> bool: ...
 
     def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
-        """Raises TaskError for a model that it would train wrongly."""
+        """Raises TaskError for a model that this strategy would train wrongly."""
 
     def merge(self, model: nn.Module, recipe: Recipe) -> MergeHalf: ...
 
     def rounds(self) -> Rounds: ...
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Names, dtypes and shapes of what a version may hold; the values mean nothing."""
+        """Tensors with the names, dtypes and shapes of each form that a version may have. Their values mean nothing."""
 
     def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Those of a contribution's tensors, as they travel."""
+        """The same for each form that a contribution may have on the wire."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name. Frozen ones (`requires_grad` False) are never moved nor changed."""
+    """The parameters that are trained, by name. Frozen parameters (`requires_grad` False) are never sent or changed."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
-    """Contributions whose size is beyond comparison with the others': a flipped bit, most likely."""
+    """Indices of contributions whose norm is far above that of the others, most likely because of a flipped bit."""
     found = []
     for index, size in enumerate(sizes):
         others = [other for i, other in enumerate(sizes) if i != index and other > 0]
@@ -183,7 +182,7 @@ def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
 
 
 def unusable(answers: Sequence[Answer], *, norm: float, norms: Callable[[], Sequence[float]]) -> tuple[int, ...]:
-    """Which contributions are to blame for an update of this norm; none for a finite one."""
+    """Indices of the contributions that made the update's norm non-finite; none if it is finite."""
     if math.isfinite(norm):
         return ()
     bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.contribution))

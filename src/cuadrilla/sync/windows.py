@@ -1,35 +1,36 @@
 """Windows (local SGD): several optimizer steps on each machine, then one merge of weights and optimizer state.
 
-    worker:  from the state of record, for each step of its lease: θ ← step(θ, mean gradient)        `local_step`
-             contribution = (θ − θ of record, the optimizer's state); for adaptive parameters instead
+    worker:  start from the state of record; for each step of the lease: θ ← step(θ, mean gradient)  `local_step`
+             contribution = (θ − θ of record, optimizer state), or for adaptive parameters
              (Σ gradient / planned tokens, Σ its square)                                             `contribute`
-    merge:   means by tokens of all contributions                                                    `reduce`
-             θ += the mean change; the mean state is that of record; adaptive parameters: as many
-             steps with the mean gradient and the mean of squares                                    `step`
-             θ and the state to everyone                                                             `version`
+    merge:   means of all contributions, weighted by tokens                                          `reduce`
+             θ += mean change; mean state becomes the state of record; adaptive parameters take
+             the window's steps here, with the mean gradient and the mean square                     `step`
+             send θ and optimizer state to every worker                                              `version`
 
-A round is a window of `steps` steps of the whole crew. A worker's lease is its lane: in each of these steps as many
-units as its speed allows, so that all lanes take equally many steps and a mean by tokens weighs each unit alike. A
-lease, whenever in the window it is given, takes all steps from the window's start.
-Learning rates depend on the number of the run's step alone. The state of record is whole: a worker keeps nothing
-between two leases, whoever joins starts with everything, and a lost lane is computed again by anybody. It is also what
-learns best (`python -m bench.lanes`, docs/experiments.md): a lane that starts with the crew's momentum goes on, where
-one that starts with its own, or with none, has to find its way first.
+A round is a window of `steps` optimizer steps of the whole crew. A worker's lease is its lane: in each step as many
+units as its speed allows. So all lanes take the same number of steps, and a mean by tokens weighs every unit alike. A
+lease always takes all steps from the window's start, even if it is granted in mid-window. Learning rates depend only on
+the number of the run's step.
 
-A lane that is the whole window contributes changes and state of all parameters, and they are taken over: that is
-training alone. Each step of the run may be several smaller ones then, of as large a batch as one machine needs.
+The state of record is complete, and a worker keeps nothing between two leases. So a newcomer starts with everything,
+and any worker can compute a lost lane. This also learns best (`python -m bench.lanes`, docs/experiments.md): a lane
+continues with the crew's momentum. With its own momentum, or with none, it would first have to find its direction.
 
-Adaptive parameters are those of AdamW, whose step has one size however small the gradient is: what only one lane sees,
-such as a rare token's row, would move by that lane's part of the step alone, and the squares of a small lane's noisy
-gradients would slow down all of them. The sum of gradients has neither fault, and their squares are as noisy as those
-of the whole step.
+A lane that is the whole window is training alone: it contributes changes and state of all parameters, and the merge
+adopts them. Each step of the run may then be several smaller ones, with the batch that suits one machine.
 
-On the wire numbers have 8 bits (`compact.py`), weights 16: a lane starts near the state of record, and what
-it gives is a difference to where it started. So errors do not add up, and nothing has to be remembered about them.
-With one step of plain gradient descent, and 32 bits, it is the exact strategy.
+Adaptive parameters are those of AdamW, whose steps have the same size however small the gradient is. Merging such
+steps has two faults. A parameter that only one lane sees, such as a rare token's row, would move by only that lane's
+part of a step. And the squares of a small lane's noisy gradients would slow down every lane. Summed gradients have
+neither fault, and their squares are as noisy as those of the whole step.
 
-*Strict*: lanes are cut before it is known who computes them (`lanes.py`), a pass is a unit, and the merge adds lanes up
-in their order. The weights then have one SHA-256 for any number of workers and any faults.
+On the wire most numbers have 8 bits (`compact.py`) and weights 16. Rounding errors do not add up, and no worker has to
+remember them, because a lane contributes the difference to the rounded weights it started from. With 32 bits and one
+step of plain gradient descent the result is that of the exact strategy.
+
+*Strict*: lanes are cut before it is known which worker computes them (`lanes.py`), a pass is a unit, and the merge adds
+lanes in their order. The weights then have one SHA-256 for any number of workers and any faults.
 """
 
 import math
@@ -58,15 +59,15 @@ from cuadrilla.sync.strategy import (
 from cuadrilla.sync.work import Rounds
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
-"""Before names of tensors that are not weights or their changes."""
+"""Name prefixes of the tensors that are neither weights nor their changes."""
 SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
-"""Before names of means of squares."""
+"""Name prefixes of squared gradients and their means."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The strategy of `sync.kind = "windows"`; see the module. `strict_lanes`: their relative sizes, in strict mode.
-    `bits` of most numbers on the wire: 8 or 32.
+    """The strategy of `sync.kind = "windows"`; the module docstring explains it. `steps`: optimizer steps of a window.
+    `bits` of most numbers on the wire: 8 or 32. `strict_lanes`: relative sizes of the lanes; empty if not strict.
     """
 
     steps: int
@@ -87,12 +88,12 @@ class Windows:
         return Rounds(steps=self.steps)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Trainable parameters and the optimizer's state."""
+        """A version's trainable parameters and optimizer state."""
         params, optimizer = _unplaced(model, recipe)
         return (_version(params, optimizer, bits=self.bits),)
 
     def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Changes of the parameters and the optimizer's state, or gradients and squares; those of a whole round."""
+        """The form of a lane, and with adaptive parameters a second form: that of a lane that is the whole window."""
         params, optimizer = _unplaced(model, recipe)
         adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
         parts = (adaptive, {}) if adaptive else ({},)
@@ -127,7 +128,7 @@ class WindowsWorker:
 
     @torch.no_grad()
     def begin(self, lease: Lease) -> None:
-        """From the state of record, whatever was computed before."""
+        """Start a lease from the state of record, whatever was computed before."""
         for name, parameter in self.params.items():
             parameter.copy_(self._record[name])
             parameter.grad = None
@@ -144,11 +145,11 @@ class WindowsWorker:
         return nullcontext()
 
     def after_micro_step(self, sums: Sums) -> None:
-        """Gradients add up by themselves."""
+        """Does nothing: autograd adds up the gradients."""
 
     @torch.no_grad()
     def local_step(self, sums: Sums) -> None:
-        """A step of the run's optimizer with the mean gradient of this lane; none where nothing was counted."""
+        """Take one optimizer step with this lane's mean gradient; no step if its passes held no token."""
         lease = self._lease
         assert lease is not None, "begin first"
         self._steps += 1
@@ -171,20 +172,20 @@ class WindowsWorker:
             parameter.grad = None
 
     def contribute(self) -> Tensors:
-        """Tensors of their own: the next lease begins with others."""
+        """The tensors of the contribution. No later lease writes into them."""
         changes = {name: parameter.detach() - self._record[name] for name, parameter in self.params.items()}
         return _contribution(
             changes, self._optimizer, gradients=self._gradients, squares=self._squares, bits=self._bits
         )
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Take over a committed version; the parameters follow when a lease begins."""
+        """Load a committed version. The model's parameters are set from it when a lease begins."""
         place = next(iter(self.params.values())).device
         self._record = {name: expanded(version, name).detach().to(place, copy=True) for name in names_of(version)}
 
 
 class WindowsMerge:
-    """The merge half: its model's parameters and its optimizer's state are those of record."""
+    """The merge half. Its model's parameters and its optimizer's state are those of record."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, *, bits: int) -> None:
         self._params, self._recipe, self._bits = trainable(model), recipe, bits
@@ -197,9 +198,8 @@ class WindowsMerge:
         return _version(self._params, self._optimizer, bits=self._bits)
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Means by tokens, added up in the order of the answers; gradients are means of the planned tokens already.
-
-        One of several answers that claims to be of the whole window is a bad one.
+        """Compute the means, weighted by tokens and added in the order of `answers`. Gradients are divided by the
+        planned tokens already. If there are several answers, one that claims to be the whole window is bad.
         """
         claimed = tuple(i for i, answer in enumerate(answers) if self._is_whole(answer.contribution.tensors))
         if claimed and len(answers) > 1:
@@ -213,7 +213,7 @@ class WindowsMerge:
                 if name.startswith((GRADIENT, SQUARE)):
                     weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
                 mean.add_(expanded(answer.contribution.tensors, name).to(mean.device), alpha=weight)
-            self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # counts of steps are alike
+            self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # step counters are equal integers
         whole = float(nn.utils.get_total_norm(self._mean.values()))
         norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._direction_names(self._mean)]))
         norm = norm if math.isfinite(whole) else whole
@@ -224,7 +224,7 @@ class WindowsMerge:
         return any(GRADIENT + name not in tensors for name in self._optimizer.adaptive)
 
     def _direction_names(self, tensors: Tensors) -> list[str]:
-        """Names of a contribution's gradients, or of changes where it has none."""
+        """For each parameter the name of its gradient, or of its change if `tensors` hold no gradient of it."""
         return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._params]
 
     @property
@@ -232,7 +232,7 @@ class WindowsMerge:
         return next(iter(self._params.values())).device
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The norm of each one's change, or of its gradient, as if all tokens were its own."""
+        """The norm of each contribution's changes and gradients; a gradient is scaled as if it had all tokens."""
         total = sum(answer.contribution.tokens for answer in answers)
         return [
             self._norm(answer.contribution, total=total) if answer.contribution.tokens else 0.0 for answer in answers
@@ -244,7 +244,7 @@ class WindowsMerge:
         return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
 
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """No square is negative: its root would be no number, at every worker, for the rest of the run."""
+        """Whether no square is negative. Its root would be NaN on every worker for the rest of the run."""
         del num_units
         return all(bool((expanded(tensors, name) >= 0).all()) for name in tensors if name.startswith(SQUARES))
 
@@ -257,7 +257,7 @@ class WindowsMerge:
 
     @torch.no_grad()
     def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Take the means over, and step with those of gradients; the learning-rate factor of the window's last step."""
+        """Adopt the mean changes and state, and step the adaptive parameters. Returns the last step's `lr_factor`."""
         del norm
         adaptive = {name: p for name, p in self._params.items() if GRADIENT + name in self._mean}
         for name, parameter in self._params.items():
@@ -281,7 +281,7 @@ class WindowsMerge:
 
 
 def _version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> dict[str, Tensor]:
-    """The state of record: itself with 32 bits."""
+    """The state of record in its form for the wire; with 32 bits the tensors themselves."""
     state = _named(optimizer.state_tensors())
     if bits == 32:
         return {**params, **state}
@@ -296,7 +296,7 @@ def _contribution(
     squares: Mapping[str, Tensor],
     bits: int,
 ) -> dict[str, Tensor]:
-    """For parameters in `gradients` those and their squares, for the others changes and state."""
+    """Gradients and squares of the parameters named in `gradients`; changes and optimizer state of all others."""
     state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in gradients}
     whole = {
         **{name: change for name, change in changes.items() if name not in gradients},

@@ -1,8 +1,7 @@
 """The work of a run, and the rule by which it is leased.
 
-`Work` knows which units are free, leased, answered, failed or skipped, and offers the operations; `Rounds` decides
-which of them happen, and when a version is due. A round is a fixed set of units, shared among the members so that all
-are done at the same time.
+`Work` keeps which units are free, leased, answered, failed or skipped. `Rounds` decides what is leased to whom, and
+when a version is due. A round is a fixed set of units, shared so that all members finish at the same time.
 """
 
 import math
@@ -16,21 +15,20 @@ from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
 ALONE = 0
-"""In place of a round's steps, of which 1 is an exact one."""
+"""In the place of a round's number of steps: the fastest machine trains alone. 1 is an exact step, more is a window."""
 MAX_FAILURES_OF_A_UNIT = 2
 PROBE_COST = 0.02
-"""At most this part of the time, for all members together, measures those again whose share is no unit."""
+"""Largest part of the time that is spent on measuring all members again that have no share."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
-"""After this a lease is late, as long as no speed is known."""
+"""A lease is late after this time, as long as no member's speed is known."""
 
 
 @dataclass(kw_only=True)
 class Work:
-    """`answers` wait for their merge; `failures`: who failed a unit; `skipped`: units that nobody can compute;
-    `merged_steps`: of the last version; `parts`: optimizer steps in one of the run's, for who has the whole round;
-    `opened_at`: when the round was opened; `merge_seconds`: a running mean, from the last answer of a round to its
-    version.
+    """`answers` wait for their merge; `failures`: the workers that failed each unit; `skipped`: units that no member
+    could compute. `merged_steps`: optimizer steps of the last version; `parts`: into how many each step of the run is
+    split in a lease of the whole round. `merge_seconds`: running mean from the last answer of a round to its version.
     """
 
     rules: Rules
@@ -56,7 +54,7 @@ class Work:
         return self.ledger.opened // self.rules.units_per_step - self.version
 
     def open_round(self, steps: int, *, parts: int = 1) -> None:
-        """Put the next units of the run on offer: so many optimizer steps, or fewer up to its end."""
+        """Open the next units of the run, for `steps` optimizer steps or for the rest of the run."""
         self.parts = parts
         self.ledger.open_units(min(steps, self.rules.num_steps - self.version) * self.rules.units_per_step)
         self.opened_at = self.crew.now
@@ -64,24 +62,26 @@ class Work:
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def idle(self) -> list[str]:
-        """Members that hold no lease, in the order in which they stand."""
+        """Members that hold no lease, in the order in which they joined."""
         busy = {lease.worker for lease in self.ledger.leases.values()}
         return [worker for worker in self.crew.members if worker not in busy]
 
     def failed_by(self, worker: str) -> set[int]:
-        """Units that are to be computed by another node, if there is one; else by another device, if there is one."""
+        """Units that another member should compute: those that this worker's node failed, or those that this worker
+        failed if there is no other node. None if it is the only member.
+        """
         own = self.crew.of_node(worker)
         if own == self.crew.members.keys():
             own = {worker} if len(own) > 1 else set()
         return {unit for unit, failed in self.failures.items() if not own.isdisjoint(failed)}
 
     def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
-        """Lease the first `count` free units; nothing if there is none."""
+        """Lease the first `count` free units that are not in `exclude`; no action if there is none."""
         units = sorted(self.ledger.free.difference(exclude))[:count]
         return self.grant_units(worker, units) if units else []
 
     def grant_units(self, worker: str, units: Sequence[int]) -> list[Action]:
-        """Lease these units, which another worker may hold as well."""
+        """Lease these units, which another worker may also hold."""
         grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
         whole = len(grant.units) == self.steps * self.rules.units_per_step
         parts = self.parts if whole else 1
@@ -97,16 +97,16 @@ class Work:
         return [Send(worker=worker, message=lease)]
 
     def tell_version(self, worker: str) -> Action:
-        """The one that was committed last."""
+        """Send the version that was committed last."""
         return Send(worker=worker, message=Version(version=self.version, next_round_steps=self.steps))
 
     def late(self) -> list[Grant]:
-        """Leases that take longer than they should."""
+        """Leases that take too long: their units may be leased a second time."""
         return [lease for lease in self.ledger.leases.values() if self._is_late(lease)]
 
     def _is_late(self, lease: Grant) -> bool:
         member, expected = self.crew.members[lease.worker], self.crew.expected_seconds(lease)
-        if math.isinf(expected):  # what it took to its last progress is all that is known
+        if math.isinf(expected):  # no speed is known, only the time to the member's last progress
             known = max(0.0, member.progress_at - lease.at)
             limit = max(UNKNOWN_LATE_SECONDS, self.rules.hung_factor * known)
         else:
@@ -116,12 +116,12 @@ class Work:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def revoke(self, units: Iterable[int]) -> None:
-        """Nobody else's answer for these units is wanted."""
+        """End all other leases of these units: they are counted, and another answer is not wanted."""
         self.crew.note_revoked(self.ledger.revoke(units))
 
     def fail(self, grant: Grant, *, is_smallest: bool) -> None:
-        """Its contribution cannot be used: its units are computed again; skipped if the smallest lease of them failed
-        so often.
+        """A contribution is unusable: its units are free again. They are skipped if they failed as often as
+        `MAX_FAILURES_OF_A_UNIT`, and this lease was of the smallest size.
         """
         self.ledger.uncounted.update(grant.units)
         for unit in grant.units:
@@ -130,7 +130,7 @@ class Work:
             self.skip(grant.units)
 
     def skip(self, units: Sequence[int]) -> None:
-        """They are counted as empty."""
+        """Count these units as empty."""
         self.ledger.uncounted.difference_update(units)
         self.ledger.revoke(units)
         self.skipped.update(units)
@@ -149,7 +149,7 @@ class Work:
         )
 
     def failed_alone(self, merge: Merge) -> set[str]:
-        """Workers that failed units of this version which others could compute."""
+        """Workers that failed units of this version that other workers could compute."""
         excused = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
         return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - excused
 
@@ -168,14 +168,14 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Each version is made of all units of its round, whoever computed them. Units are dealt out in groups of as
-    many as a round has optimizer steps: `steps`. Strategies have subclasses with rules of their own.
+    """The default rule: a version is due when all units of its round are counted. Units are dealt in groups of as many
+    units as the round has optimizer steps, `steps`. Some strategies have a subclass with another rule.
     """
 
     steps: int = 1
 
     def deal(self, work: Work) -> list[Action]:
-        """Lease free units to members that hold none, each its share; suspect units one group at a time."""
+        """Lease each idle member its share of the free units; units that failed before, one group at a time."""
         free = work.ledger.free
         speeds = work.crew.speeds()
         idle = sorted(work.idle(), key=lambda name: (-speeds[name], name))
@@ -187,15 +187,15 @@ class Rounds:
         shares = self.shares(math.ceil(len(free) / size), paces=_paces_of_groups(work))
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
-            count = shares[worker] if fresh_round else max(1, shares[worker])  # returned units go to all idle ones
+            count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
             count = 1 if work.failures.keys() & work.ledger.free else count
             actions.extend(work.grant(worker, size * count, exclude=work.failed_by(worker)))
-        if work.ledger.free and not work.ledger.leases:  # all of them failed these units: once more
+        if work.ledger.free and not work.ledger.leases:  # every idle member failed these units: try once more
             actions.extend(work.grant(idle[0], size))
         return actions
 
     def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
-        """Units of late leases are leased to those who have nothing to do, too: whose answer comes first counts."""
+        """Lease the units of late leases to idle members, too. The first answer counts."""
         late = work.late() if idle else []
         units = sorted(work.ledger.held_by_one() & {unit for lease in late for unit in lease.units})
         if not units:
@@ -210,20 +210,20 @@ class Rounds:
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
 
     def due(self, work: Work) -> Merge | None:
-        """The next version, if it can be made of the answers that are here."""
+        """The merge that makes the next version, once every unit of the round is counted."""
         return None if work.ledger.uncounted else work.merge()
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
-        """Whether its units are never leased in smaller parts."""
+        """Whether these units cannot be leased in smaller parts."""
         return len(grant.units) <= work.steps
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        """Groups of a round for each member."""
+        """The number of groups for each member."""
         return share_units(num_groups, paces=paces)
 
     @property
     def kind(self) -> int:
-        """Steps of a round; ALONE: of the fastest machine by itself."""
+        """Steps of the present rounds, or `ALONE`."""
         return self.steps
 
     def length(self, work: Work) -> int:
@@ -232,12 +232,12 @@ class Rounds:
         return self.steps
 
     def parts(self, work: Work) -> int:
-        """Optimizer steps in one of the run's, for a member that has the next round to itself."""
+        """Optimizer steps for each step of the run, in a lease of the whole next round."""
         del work
         return 1
 
     def next(self, work: Work) -> list[Action]:
-        """A version was committed, and the run goes on."""
+        """Open the next round, and send the committed version to every member."""
         work.open_round(self.length(work), parts=self.parts(work))
         return [work.tell_version(worker) for worker in work.crew.members]
 
@@ -251,10 +251,10 @@ def _paces_of_groups(work: Work) -> dict[str, Pace]:
 
 
 def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
-    """Shares of a new round in which nobody is forgotten: who was slow once may be fast now.
+    """Shares of a new round that also measure members without a share now and then: a slow one may be faster now.
 
-    A member whose share is nothing gets a group of the fastest member's, if it was not measured properly yet or has
-    waited so long that the wait costs at most its part of PROBE_COST.
+    Such a member gets one group of the fastest member's share if it has fewer than `MIN_MEASUREMENTS`, or if it has
+    waited for so many rounds that one group costs at most its part of `PROBE_COST`.
     """
     shares = dict(planned)
     paces, fastest = _paces_of_groups(work), max(shares, key=lambda name: (shares[name], name), default="")
