@@ -1,1 +1,1 @@
-"""Arithmetic about who does how much. Never imports torch."""
+"""Arithmetic about the work of each machine and the settings of a run. Never imports torch."""

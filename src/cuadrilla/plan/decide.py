@@ -1,7 +1,7 @@
-"""What a run file leaves open and the text decides: the size of a step, the length of a sequence, the weight decay.
+"""Decides from the text what a run file leaves open: the size of a step, the length of a sequence, the weight decay.
 
 The rules are for language models, and were measured with `gpt2-micro` on Don Quijote (docs/experiments.md, 2026-11-23).
-What a run began with it keeps. Pure but for the manifest of the data and the run's own configuration, which are read.
+A run keeps the values that it began with. Pure, but it reads the data's manifest and the run's own configuration.
 """
 
 import math
@@ -17,30 +17,31 @@ from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import has_begun, read_run_config
 
 MIN_EPOCHS = 2.0
-"""How often a text is read before weights decay."""
+"""Weights decay only if the text is read at least this often."""
 MEMORY_EPOCHS, OFTEN_READ_TOKENS, MICRO_WEIGHTS = 1.4, 50_000, 786_432
-"""Weights that decay average their updates, since each step keeps 1 - rate * decay of them. Measured in epochs, the
-best span is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698): the first number. Where a
-text has fewer tokens than the second number for each time that it is read, it was shorter with `micro`, by the square
-root. With `mini`, which has 9.4 times as many weights in its blocks, three fifths of that fit both lengths that were
-measured: the fourth root of the weights."""
+"""With weight decay a weight is an average of its recent updates: each step keeps 1 - rate * decay of it. The best
+span of this average, in epochs, is about the same for texts of any size (Wang & Aitchison 2024, arXiv 2405.13698): the
+first number. If tokens of the text / readings is below the second number, the best span with `micro` was shorter, by
+the square root of the ratio. With `mini`, which has 9.4 times as many weights in its blocks, 0.6 of that span fit both
+lengths that were measured: the fourth root of the ratio of the weights."""
 MAX_DECAY = 2.0
-"""A stronger one was worse where an epoch has a dozen steps, and hardly better elsewhere."""
+"""A stronger decay was worse where an epoch has a dozen steps, and hardly better elsewhere."""
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 1_024, 16_384
 SHORT_RUN_TOKENS = 3_000_000
-"""A run's length up to which the smallest step is best; behind it steps grow with the square root."""
+"""For runs of up to this many tokens the smallest step is best. For longer ones it grows with the square root."""
 SHORT_CONTEXT, SHORT_TOKENS = 128, 3_000_000
-"""The context of a run of up to this number of tokens."""
+"""The longest context of a run of up to this many tokens."""
 USUAL_BATCH, USUAL_UNIT = 32, 8
 SIZES = ("model.context", "train.batch_sequences", "train.unit_sequences")
 DECAY = "optim.weight_decay"
 UNITS, STRICT_UNITS, MAX_UNIT = 32, 8, 64
-"""In a step, at least, so that unequal machines can share it; strictly each is a pass. Sequences in one, at most."""
+"""Units in a step at least, so that unequal machines can share it (fewer in strict mode, where each unit is a pass);
+and sequences in a unit at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A setting that nobody has made, by its key in the run file, and why it is what it is."""
+    """The value of a setting that the run file leaves open, by its key there, and the reason for it."""
 
     key: str
     value: int | float
@@ -48,10 +49,7 @@ class Decision:
 
 
 def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
-    """The settings without a gap, and what the rules have decided now: nothing if the run has begun.
-
-    Raises ConfigError.
-    """
+    """The complete settings, and the decisions made now: none if the run has begun. Raises ConfigError."""
     if has_begun(run) and run.config.exists():
         return _as_begun(config, read_run_config(run)), []
     if isinstance(config.sync, AutoSync) and not (_has_network(config.engine) and not config.sync.strict):
@@ -75,13 +73,13 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
 
 
 def _has_network(engine: LocalEngine | CrewEngine) -> bool:
-    """Whether a step has to travel further than through this machine."""
+    """Whether the workers of this engine exchange steps over a network."""
     here = isinstance(engine, LocalEngine) or (engine.kind == "crew" and engine.listen.startswith("127."))
     return not here or (isinstance(engine, CrewEngine) and bool(engine.link))
 
 
 def _as_begun(config: Config, began: Config) -> Config:
-    """With the settings that the run began with, where these leave something open."""
+    """Fill the gaps with the settings that the run began with."""
     if isinstance(config.sync, AutoSync):
         config = config.model_copy(update={"sync": began.sync})
     for key in SIZES:
@@ -92,7 +90,7 @@ def _as_begun(config: Config, began: Config) -> Config:
 
 
 def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, lr: float) -> float:
-    """For so many tokens of text, and weights in the model's blocks."""
+    """The best weight decay. `text`: its tokens; `weights`: of the model's blocks; `lr`: the learning rate."""
     if epochs < MIN_EPOCHS:
         return 0.0
     small = (MICRO_WEIGHTS / weights) ** 0.25
@@ -101,25 +99,25 @@ def weight_decay(epochs: float, *, text: int, weights: int, epoch_steps: float, 
 
 
 def step_tokens(tokens: int, *, alone: bool) -> int:
-    """A power of two."""
+    """The best number of tokens of a step in a run of `tokens` tokens, a power of two."""
     doublings = round(math.log2(max(tokens / SHORT_RUN_TOKENS, 1.0)) / 2)
     return min((MIN_STEP_TOKENS << doublings) * (1 if alone else CREW_STEP), MAX_STEP_TOKENS)
 
 
 def block_weights(config: Config) -> int:
-    """In the matrices of its blocks."""
+    """The number of weights in the matrices of the model's blocks."""
     layers, _, width, _ = config.model.shape
     return layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
 
 
 def shared_unit(batch: int, *, strict: bool) -> int:
-    """The largest part of a batch, in whole sequences, of which there are `UNITS` or more, if it has so many."""
+    """Sequences in a unit: the most that divide the batch into at least `UNITS` units, or 1 for a smaller batch."""
     most = min(max(batch // (STRICT_UNITS if strict else UNITS), 1), MAX_UNIT)
     return next(size for size in range(most, 0, -1) if batch % size == 0)
 
 
 def _context(config: Config, tokens: int) -> Decision | None:
-    """A shorter one than the preset's, in a short run."""
+    """For a short run, a context shorter than the preset's."""
     if config.model.context or config.model.shape[3] <= SHORT_CONTEXT or tokens > SHORT_TOKENS:
         return None
     reason = Message("a run of {tokens:,} tokens", tokens=tokens)
@@ -150,7 +148,7 @@ def _decay(config: Config, *, tokens: int, text: int) -> Decision:
 
 
 def _without_gaps(config: Config, *, ruled: bool) -> Config:
-    """Batch and unit of what no rule is for: other tasks, and runs whose length is said in steps."""
+    """Fill in batch and unit where no rule applies: for other tasks, and for runs whose length is given in steps."""
     batch, unit = config.train.batch_sequences, config.train.unit_sequences
     batch = batch or max(USUAL_BATCH // (unit or 1), 1) * (unit or 1)
     unit = unit or (shared_unit(batch, strict=config.sync.strict) if ruled else math.gcd(batch, USUAL_UNIT))
@@ -169,7 +167,7 @@ def _with(config: Config, key: str, value: float) -> Config:
 
 
 def _text_tokens(config: Config, run: RunDir) -> int:
-    """Tokens of the training text; 0 if it is none, or not there."""
+    """Tokens of the training text; 0 if the task has no text, or the text is not there."""
     if isinstance(config.task, LanguageTaskSection):
         with suppress(DataError):
             return read_manifest(run.path / config.data.folder).splits["train"].num_tokens

@@ -1,7 +1,7 @@
-"""Which devices of a machine work in a crew, each by a process of its own, and with how many threads. Pure.
+"""Chooses the devices of a machine that train, each with a process of its own, and their numbers of threads. Pure.
 
-`auto` takes every accelerator that works, and the processor beside them only where it adds to what they do: it is
-measured, as products of matrices (`host/probe.py`), and what is left out is said.
+`auto` takes every accelerator that works, and the processor only if that adds enough speed, as measured by products of
+matrices (`host/probe.py`). A note names each device that is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from cuadrilla.messages import Message
 
 AUTO = "auto"
 ADDS = 0.1
-"""A processor that computes less than this part of what the accelerators do is left out: it feeds them, too."""
+"""A processor below this part of the accelerators' speed is left out, because it also has to feed them."""
 SEE = "see `cuadrilla doctor`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A worker process. `device`: what torch calls it there, with the variables of `environment`. `name`: what tells
-    it from the machine's others; "" for the only one.
+    """A worker process. `device`: torch's name of the device in that process, whose environment gets the variables of
+    `environment`. `name`: tells it from the machine's other workers; "" for the only one.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Use:
 class DeviceChoice:
     uses: tuple[Use, ...]
     notes: tuple[Message, ...] = ()
-    """What was left out, and why."""
+    """The devices that were left out, and why."""
 
 
 def choose_devices(
     wanted: str, found: Sequence[Device], *, cores: int, strict: bool = False, visible: str | None = None
 ) -> DeviceChoice:
-    """`wanted`: auto, or names with commas; `cpu` may come several times, and then shares the cores.
+    """`wanted`: auto, or names separated by commas. Several `cpu` share the cores.
 
-    `found`: what `probe_devices` says. `strict`: devices of one kind alone, as bits depend on it. `visible`: this
+    `found`: the result of `probe_devices`. `strict`: only devices of one kind, since bits depend on it. `visible`: this
     process's CUDA_VISIBLE_DEVICES. Raises DeviceError.
     """
     notes: tuple[Message, ...] = ()
@@ -63,7 +63,7 @@ def choose_devices(
 def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) -> tuple[Use, ...]:
     """A process for each of these devices, such as cuda:1 or cpu.
 
-    Accelerators beside a processor that computes get one thread each, processors share the other cores.
+    If the processor computes, too, each accelerator gets one thread, and the `cpu` processes share the other cores.
     """
     num_cpus = labels.count("cpu")
     num_cards = len(labels) - num_cpus
@@ -74,7 +74,7 @@ def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) ->
         name = f"{label}.{earlier + 1}" if earlier else label
         kind, _, index = label.partition(":")
         threads = shared if label == "cpu" or not num_cpus else 1
-        if kind == "cuda" and len(labels) > 1:  # it sees its card alone, and makes no context on the others
+        if kind == "cuda" and len(labels) > 1:  # it sees only its card, and makes no context on others
             variables = {"CUDA_VISIBLE_DEVICES": card(int(index), visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
             made.append(Use(name=name, device="cuda", threads=threads, environment=variables))
         else:
@@ -83,7 +83,7 @@ def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) ->
 
 
 def card(index: int, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES must be so that a process sees the card alone that is cuda:`index` for this one."""
+    """The CUDA_VISIBLE_DEVICES of a process that is to see only the card that is cuda:`index` in this process."""
     return visible.split(",")[index].strip() if visible else str(index)
 
 

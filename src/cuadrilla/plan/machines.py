@@ -1,4 +1,4 @@
-"""Machines that are described instead of measured: a file, or one of the crews below."""
+"""Crews that are described instead of measured: by a file, or by one of the presets below."""
 
 from pathlib import Path
 from typing import Annotated, Self
@@ -18,18 +18,18 @@ LinkShape = Annotated[str, Field(pattern=LINK_SHAPE)]
 
 
 class MachineSection(Section):
-    """How fast a machine trains: one of the three. `tflops`: what a training gets out of it, not what is printed on
-    the box; a third to a half of that.
+    """A machine, or `count` equal ones. Its speed is given by one of three keys. `tflops`: what a training achieves,
+    which is a third to a half of the figure on the box.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     count: Annotated[int, Field(ge=1, le=1000)] = 1
     speed: Positive | None = None
-    """In times of this machine."""
+    """Relative to this machine."""
     tokens_per_second: Positive | None = None
     tflops: Positive | None = None
     link: LinkShape = ""
-    """To the coordinator, such as "940mbit+1ms"; none: it coordinates."""
+    """Its link to the coordinator, such as "940mbit+1ms". The machine without a link coordinates."""
 
     @model_validator(mode="after")
     def _one_speed(self) -> Self:
@@ -40,13 +40,13 @@ class MachineSection(Section):
 
     @property
     def names(self) -> list[str]:
-        """Of each of them."""
+        """A name for each of the `count` machines."""
         return [f"{self.name} {number}" for number in range(1, self.count + 1)] if self.count > 1 else [self.name]
 
 
 class CrewFile(Section):
     link: LinkShape = ""
-    """The coordinator's own, which all others share; if it is not said, the fastest of theirs."""
+    """The coordinator's own link, which all others share. By default it is as fast as the fastest of theirs."""
     machine: Annotated[list[MachineSection], Field(min_length=1, max_length=1000)]
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class CrewFile(Section):
         return self
 
 
-# What a training gets out of a card is assumed, a third to a half of what is printed on its box.
+# What a training achieves on a card is assumed: a third to a half of the figure on its box.
 PRESETS = {
     "4070ti+m2-wifi": CrewFile(
         machine=[
@@ -83,7 +83,7 @@ PRESETS = {
 
 
 def read_crew(text: str) -> CrewFile:
-    """A preset's name, or the path of a file. Raises ConfigError."""
+    """The crew of a preset's name, or of a file. Raises ConfigError."""
     if text in PRESETS:
         return PRESETS[text]
     try:
@@ -110,14 +110,14 @@ def read_crew(text: str) -> CrewFile:
 
 
 def practised(engine: LocalEngine | CrewEngine, *, here: float) -> Crew:
-    """The workers of a run file; `here`: tokens per second of one that is not slowed down."""
+    """The practice crew of a run file. `here`: tokens per second of a worker that is not slowed down."""
     link, speeds = engine.link if isinstance(engine, CrewEngine) else "", engine.workers or [1.0]
     return Crew(machines=[_spec(f"worker-{number}", speed * here, link) for number, speed in enumerate(speeds, 1)])
 
 
 def described(file: CrewFile, *, here: float, operations: float) -> Crew:
-    """`here`: tokens per second of this machine, which coordinates and works if all that are described have a link to
-    the coordinator; `operations`: of one token."""
+    """The crew of a file. `here`: tokens per second of this machine, which coordinates and works if every machine of
+    the file has a link. `operations`: floating-point operations for one token."""
     machines = [] if any(not section.link for section in file.machine) else [_spec("here", here, "")]
     for section in file.machine:
         rate = section.tokens_per_second or (section.speed or 0.0) * here + (section.tflops or 0.0) * 1e12 / operations

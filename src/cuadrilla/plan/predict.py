@@ -1,11 +1,11 @@
-"""What a crew would bring, told before it trains: how soon it comes to a loss, by which strategy, and with whom.
+"""Predicts before a training how much sooner a crew reaches a loss, by which strategy and with which machines.
 
     round    = max over workers of (transfer + units / speed) + the coordinator's step        units dealt as in training
     transfer = (version + contribution) / the slower of the worker's link and its part of the coordinator's + 2 delays
-    gain     = tokens per second · what they teach / the same of the best machine alone, in smaller steps
+    gain     = tokens per second · loss lowered per token / the same for the best machine alone, in smaller steps
 
-In windows each worker makes each step as well, and a window teaches less than as many exact steps:
-`WHAT_WINDOWS_TEACH`. Transfers do not overlap with computing, as in training. Pure; times in seconds.
+In a window every worker also runs the optimizer's steps, and the loss falls less than in as many exact steps
+(`WHAT_WINDOWS_TEACH`). Transfers do not overlap with computing, as in training. Pure; times in seconds.
 """
 
 import math
@@ -15,25 +15,27 @@ from dataclasses import dataclass, replace
 from cuadrilla.plan.share import Pace, share_units
 
 WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
-"""By the steps of a window, of the speed of `exact` at equal tokens per second (`bench.lanes`, docs/experiments.md)."""
+"""By the steps of a window: how fast the loss falls, relative to `exact` at equal tokens per second (measured by
+`bench.lanes`, docs/experiments.md)."""
 WINDOWS, MIN_WINDOWS = (2, 4, 8, 16, 32, 64), 6
-"""The steps that are tried, and how many windows a run has at least. Longer ones, and fewer, were not measured."""
+"""The window lengths that are tried, and the fewest windows of a run. Longer or fewer windows were not measured."""
 CREW_STEP = 4
-"""A crew's step in those of a machine alone. In these 1 M tokens teach what about 0.88 M do in the machine's, read off
-between measured lengths, and 3 M as much as there; in steps of 16 times as many tokens 1 M teach what 0.47 M do."""
+"""Tokens of a crew's step / tokens of a single machine's step. In a crew's steps 1 M tokens lower the loss as much as
+about 0.88 M in the machine's (read off between measured lengths), and 3 M as much as 3 M. In steps of 16 times as many
+tokens, 1 M lower it as much as 0.47 M."""
 CRITICAL_TOKENS, CRITICAL_RUN = 16_384, 3_000_000
-"""In a step of so many tokens a token teaches half of what it does in a small one (McCandlish et al. 2018, arXiv
-1812.06162). It fits the steps that were measured in runs of 1 M and 3 M tokens; that it grows with the root of a longer
-run is assumed."""
+"""In a step of this many tokens, a token lowers the loss half as much as in a small step (McCandlish et al. 2018, arXiv
+1812.06162). This fits the steps measured in runs of 1 M and 3 M tokens. Assumed: the number grows with the square root
+of a run that is longer than the second constant."""
 SMALL = 8
-"""Steps of this part of it teach hardly less than smaller ones, of which the optimizer takes too much time."""
+"""Steps of 1/8 of the critical tokens use a token nearly as well as smaller ones, which need more optimizer time."""
 WORTH = 0.02
-"""A machine that adds less than this part is better left to other work."""
+"""A machine is left out if it adds less than this part to the crew's speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """`bytes_per_second`, each way, and `delay_seconds` to the coordinator; infinite and 0 for its own machine."""
+    """The link to the coordinator has `bytes_per_second` each way; infinite, with delay 0, on its own machine."""
 
     name: str
     tokens_per_second: float
@@ -43,7 +45,7 @@ class MachineSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """`bytes_per_second`: of the coordinator's own link, which all the others share."""
+    """`bytes_per_second`: of the coordinator's own link, which all other machines share."""
 
     machines: Sequence[MachineSpec]
     bytes_per_second: float = math.inf
@@ -54,17 +56,17 @@ class Crew:
 
     @property
     def coordinator(self) -> MachineSpec:
-        """The machine that the others' links lead to; in practice, where all links are shaped, the best one's."""
+        """The machine that coordinates: the best without a link. In practice all have links: then the best of all."""
         here = [machine for machine in self.machines if math.isinf(machine.bytes_per_second)]
         return replace(self, machines=here).best if here else self.best
 
     @property
     def ceiling(self) -> float:
-        """All machines beside the best one, if there were no network between them."""
+        """Speed of all machines together / speed of the best one, as if they had no network between them."""
         return sum(machine.tokens_per_second for machine in self.machines) / self.best.tokens_per_second
 
     def smaller(self) -> list["Crew"]:
-        """Each without a machine of one kind; a large crew without several."""
+        """The crews that lack one machine (large crews: several alike), one crew for each kind of machine."""
         names: dict[MachineSpec, list[str]] = {}
         for machine in self.machines:
             names.setdefault(replace(machine, name=""), []).append(machine.name)
@@ -74,8 +76,8 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A run's. Bytes are those of a version and a contribution together. `step_tokens`: whose passes take a machine as
-    long as a step of the optimizer.
+    """What a run has to compute. `step_tokens`: an optimizer step takes as long as the passes of so many tokens.
+    `exact_bytes`, `window_bytes`: size of a version and a contribution together.
     """
 
     num_steps: int
@@ -86,7 +88,7 @@ class Workload:
     window_bytes: int
 
     def alone_teaches(self) -> float:
-        """What a token teaches a machine alone, in its smaller steps, in times of what it does in the crew's."""
+        """By what factor a token lowers the loss more in the smaller steps of a machine alone than in the crew's."""
         tokens = self.units_per_step * self.unit_tokens
         parts = parts_alone(self.units_per_step, step_tokens=tokens, num_steps=self.num_steps)
         return smaller_steps_teach(tokens, parts=parts, num_steps=self.num_steps)
@@ -98,7 +100,7 @@ class Workload:
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """`steps` of a round; 0: the best machine alone. `shares`: units of a round by machine. `waiting`: part of the
-    machines' time, weighted by their speeds. `bytes_per_second`: at the coordinator. `gain`: see the module.
+    machines' time, weighted by their speeds. `bytes_per_second`: at the coordinator. `gain`: see the formula above.
     """
 
     steps: int
@@ -110,7 +112,7 @@ class Prediction:
 
 
 def predict(crew: Crew, work: Workload) -> list[Prediction]:
-    """The best machine alone, exact steps, and windows, each with the machines that are worth it; the best first."""
+    """The best machine alone, exact steps and windows, each with the machines that are worth it; the best first."""
     alone = predict_alone(crew.best, work)
     worth = alone.tokens_per_second * work.alone_teaches()
     crews = [_worth_it(crew, work, steps=steps, alone=worth) for steps in lengths(work.num_steps)]
@@ -119,7 +121,7 @@ def predict(crew: Crew, work: Workload) -> list[Prediction]:
 
 
 def predict_alone(machine: MachineSpec, work: Workload) -> Prediction:
-    """Without a network."""
+    """The prediction for one machine without a network."""
     tokens = work.units_per_step * work.unit_tokens
     return Prediction(
         steps=0,
@@ -132,8 +134,8 @@ def predict_alone(machine: MachineSpec, work: Workload) -> Prediction:
 
 
 def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """With all machines that get a share, in rounds of so many steps. `alone`: tokens per second to compare with, in
-    steps of the crew.
+    """The prediction for all machines that get a share, in rounds of `steps` steps. `alone`: the best machine's speed
+    alone, as the tokens per second in steps of the crew that lower the loss as fast.
     """
     paces = _paces(crew, work, steps=steps)
     shares = {name: share for name, share in share_units(work.units_per_step, paces=paces).items() if share}
@@ -153,7 +155,8 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
 
 
 def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """Who brings least leaves, one after the other; of all these crews the smallest that is as good as any."""
+    """Drop the least useful machine again and again; of these crews the smallest whose gain is within `WORTH` of the
+    highest."""
     found = [predict_crew(crew, work, steps=steps, alone=alone)]
     while len(crew.machines) > 1:
         each = [(smaller, predict_crew(smaller, work, steps=steps, alone=alone)) for smaller in crew.smaller()]
@@ -164,7 +167,7 @@ def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Predic
 
 
 def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
-    """What a round costs each machine, in groups of `steps` units."""
+    """The pace of each machine in a round, in groups of `steps` units."""
     remote = sum(math.isfinite(machine.bytes_per_second) for machine in crew.machines)
     part = crew.bytes_per_second / max(remote, 1)
 
@@ -178,18 +181,18 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
 
 
 def lengths(num_steps: int) -> tuple[int, ...]:
-    """Steps of the rounds that are tried in a run of so many; 1: exact."""
+    """The lengths of rounds that are tried in a run of `num_steps` steps; 1 is exact."""
     return 1, *(steps for steps in WINDOWS if MIN_WINDOWS * steps <= num_steps)
 
 
 def parts_alone(units_per_step: int, *, step_tokens: int, num_steps: int) -> int:
-    """Smaller steps of one machine, of whole units, for each of the crew's."""
+    """The number of smaller steps, of whole units, that one machine takes for each step of a crew."""
     most = min(CREW_STEP, round(SMALL * step_tokens / _critical(step_tokens * num_steps)))
     return next((parts for parts in range(most, 1, -1) if units_per_step % parts == 0), 1)
 
 
 def smaller_steps_teach(step_tokens: int, *, parts: int, num_steps: int) -> float:
-    """What a token teaches in so many smaller steps for each one, in times of what it does in that."""
+    """By what factor a token lowers the loss more if each step is split into `parts` smaller ones."""
     critical = _critical(step_tokens * num_steps)
     return (1 + step_tokens / critical) / (1 + step_tokens / parts / critical)
 
@@ -199,7 +202,7 @@ def _critical(run_tokens: int) -> float:
 
 
 def teaches(steps: int) -> float:
-    """Between the measured ones a straight line over the logarithm of the steps."""
+    """`WHAT_WINDOWS_TEACH` of this many steps; between measured lengths linear in the logarithm of the steps."""
     below = max(known for known in WHAT_WINDOWS_TEACH if known <= steps)
     above = min((known for known in WHAT_WINDOWS_TEACH if known >= steps), default=below)
     if above == below:

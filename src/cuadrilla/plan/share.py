@@ -1,4 +1,4 @@
-"""Share whole units among workers of unequal speed, so that all finish at about the same time."""
+"""Shares whole units among workers of unequal speed so that all finish at about the same time."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """A worker needs `fixed_seconds` for a round (the transfer of weights and gradients) and so long for each unit."""
+    """How long a worker needs for its part of a round: `fixed_seconds` for transfers, and the time of its units."""
 
     units_per_second: float
     fixed_seconds: float = 0.0
@@ -17,10 +17,10 @@ class Pace:
 
 
 def share_units(num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-    """Units for each worker, such that the last one to finish does so as early as possible. A worker may get none.
+    """Units for each worker, such that the last worker finishes as early as possible. A worker may get none.
 
-    The shares add up to `num_units`; ties go to the faster worker, then to the lesser name, so that equal inputs give
-    equal shares everywhere.
+    The shares add up to `num_units`. Ties go to the faster worker, then to the alphabetically first, so that equal
+    inputs give equal shares everywhere.
     """
     paces = {worker: pace for worker, pace in paces.items() if pace.units_per_second > 0}
     if not paces:
@@ -39,7 +39,7 @@ def share_units(num_units: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
 
 
 def finish_seconds(num_units: float, *, paces: Mapping[str, Pace]) -> float:
-    """When all would be done if units could be divided: who needs longer than that for a round alone gets nothing."""
+    """When all would be done if units could be divided. A worker whose transfers alone take longer gets no share."""
     speed = begun = 0.0
     finish = math.inf
     for pace in sorted(paces.values(), key=lambda pace: pace.fixed_seconds):

@@ -1,29 +1,31 @@
-"""Which size of model a text and the time are enough for, and how many tokens it is trained on. Pure but for `rate`."""
+"""Chooses the model's size for a text and a time, and how many tokens it is trained on. Pure, except for `rate`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 MANY_READINGS = 16.0
-"""A text that is read more often than that teaches hardly more (docs/experiments.md, little text)."""
+"""A text is read at most this often: more readings lower the loss hardly further (docs/experiments.md, little text)."""
 ENOUGH_TOKENS = 2.0
-"""For each weight in its blocks: from so many tokens on, a larger model is worth its time. Assumed: a tenth of what is
-best for a given computation (arXiv 2203.15556)."""
+"""A larger model is worth its time if it trains on this many tokens for each weight in its blocks. Assumed: a tenth of
+the best number for a given amount of computation (arXiv 2203.15556)."""
 ENOUGH_READINGS, MAX_WEIGHTS = 5.5, 40.0
-"""Or if it reads the text so often, and has at most so many weights for each token of it: `mini` had fewer bits after
-5.8 readings than `micro` after 16, and more after 4 (docs/experiments.md, little text). More weights were not tried."""
+"""It is also worth its time if it reads the text this often and has at most this many weights per token of the text.
+`mini` had fewer bits after 5.8 readings than `micro` after 16, and more after 4 (docs/experiments.md, little text).
+More weights were not tried."""
 FEW_READINGS, FEW_WEIGHTS = 6.0, 10.0
-"""How often a larger model than the smallest reads a text, unless it has at most so many weights for each token of it:
-`mini`, with 18, had more bits after 16 readings than after 5.8. How often is best was not measured."""
+"""A model larger than the smallest reads the text at most this often, unless it has at most this many weights per token
+of the text. `mini`, with 18 weights, had more bits after 16 readings than after 5.8. The best number is not known."""
 SPEEDUP = 0.25
-"""A size trains at most at this part of the speed of the size before it: others are not measured in vain."""
+"""Assumed largest speed of a size, as a part of the speed of the next smaller size. A size that would be too slow even
+then is not measured."""
 TRAINING = 0.85
-"""Part of the time that steps take; evaluations, samples and checkpoints take the rest."""
+"""Part of the time that optimizer steps take; evaluations, samples and checkpoints take the rest."""
 MIN_TOKENS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeChoice:
-    """`readings`: how often the text is read. `seconds`: of the training, evaluations included."""
+    """`readings`: how often the text is read; `seconds`: length of the training, with evaluations."""
 
     size: str
     tokens: int
@@ -38,9 +40,8 @@ class SizeChoice:
 def choose(
     weights: Mapping[str, int], *, text: int, seconds_left: Callable[[], float], rate: Callable[[str, int], float]
 ) -> SizeChoice:
-    """One of the sizes, by the number of weights in their blocks, the smallest first; `text`: its tokens.
-
-    `rate(size, tokens)`: tokens per second in a training of so many tokens, measured here.
+    """The largest size that is worth its time. `weights`: of each size's blocks, the smallest first; `text`: tokens of
+    the text; `rate(size, tokens)` measures the tokens per second of a training of so many tokens on this machine.
     """
     best: SizeChoice | None = None
     for size, number in weights.items():
