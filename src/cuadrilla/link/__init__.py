@@ -1,1 +1,1 @@
-"""How a worker reaches the coordinator."""
+"""The connection between workers and the coordinator."""

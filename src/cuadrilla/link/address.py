@@ -1,4 +1,4 @@
-"""Addresses, host and port: in one spelling, whatever an owner, an invite, a file or another machine has written."""
+"""Addresses of host and port, in one spelling whether a user, an invite, a file or another machine wrote them."""
 
 import errno
 import ipaddress
@@ -19,12 +19,12 @@ BIND_SECONDS, BIND_PAUSE_SECONDS = 3.0, 0.2
 _PARTS = re.compile(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})")
 _LABEL = "[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
-"""A machine's name. 192.168.1.300 is none, but an address with an error in it."""
+"""A host name. 192.168.1.300 is not one, but a mistyped address: the last label must not be all digits."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """`host`: a name, or the address of a machine; `port` 0: any free one. Raises LinkError for others."""
+    """`host`: a name or an IP address; `port` 0: any free port. Raises LinkError if either is invalid."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, port: int | None = None) -> Self:
-        """From HOST:PORT, an IPv6 address in brackets; or HOST alone, where a `port` is given. Raises LinkError."""
+        """From HOST:PORT (IPv6 in brackets), or from HOST if a default `port` is given. Raises LinkError."""
         if parts := _PARTS.fullmatch(text):
             return cls(parts["host"], int(parts["port"]))
         if port is not None:
@@ -49,12 +49,12 @@ class Address:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
-        """HOST:PORT as one dials it, an IPv6 address in brackets."""
+        """HOST:PORT, with an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def _one_spelling(host: str) -> str:
-    """Small letters, compressed IPv6 without brackets. Raises LinkError."""
+    """A host in lower case; IPv6 compressed and without brackets. Raises LinkError."""
     text = host.strip().lower()
     try:
         address = ipaddress.ip_address(text.strip("[]"))
@@ -68,13 +68,14 @@ def _one_spelling(host: str) -> str:
 
 
 def listening_address(text: str) -> Address:
-    """What to listen on; without a host the address by which this machine reaches its network. Raises LinkError."""
+    """The address to listen on. Without a host in `text`, it is this machine's on its network. Raises LinkError."""
     without_host = re.fullmatch("(:[0-9]+)?", text)
     return Address.parse(local_address(way_out(), read_cards()) + text if without_host else text, port=DEFAULT_PORT)
 
 
 def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
-    """`out`, the address of the way to other networks, or the only one; never a VPN's. Raises LinkError."""
+    """This machine's address for others: `out`, that of its default route, or its only one; never a VPN's.
+    Raises LinkError."""
     if out and tunnel_out(out, cards) is None:
         return out
     found = near(cards)
@@ -88,9 +89,9 @@ def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
 
 
 def check_free(address: str) -> None:
-    """Raises LinkError when nobody can listen at `HOST:PORT`: it is taken, or no address of this machine.
+    """Raises LinkError if `HOST:PORT` is taken, or is no address of this machine.
 
-    A port may be taken for a moment: by a connection of a process that was just killed, for one.
+    It tries for `BIND_SECONDS`, since a killed process may leave a connection that holds its port for a moment.
     """
     place, until = Address.parse(address), time.monotonic() + BIND_SECONDS
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
@@ -111,7 +112,7 @@ def check_free(address: str) -> None:
 
 
 def choices(cards: Sequence[NetworkCard]) -> list[str]:
-    """Addresses of this machine that the others may reach, as one names them; of VPNs only if there is no other."""
+    """Addresses at which others may reach this machine, as a user types them; a VPN's only if there is no other."""
     best = near(cards) or [f"[{address}]" for address in near(cards, version=6)]
     return best or [address for card in cards if card.is_tunnel for address in card.addresses if ":" not in address]
 

@@ -1,10 +1,10 @@
 """The `Link` protocol and the messages that travel on it.
 
-A link carries small messages both ways and named tensors beside them. The in-process link passes tensors by
-reference, so a receiver copies what it wants to keep. Every implementation delivers messages of one worker in order.
+A link carries small messages both ways, and named tensors. The in-process link passes tensors by reference, so a
+receiver copies what it wants to keep. Every implementation delivers the messages of one worker in order.
 
-Between machines a message is JSON (`wire.py`). Its annotations are the bounds that hold for what another machine may
-say: they are checked when a message arrives, and not when one is made here.
+Between machines a message is JSON (`wire.py`). The annotations of its fields bound what another machine may send. They
+are checked when a message arrives, not when this machine makes one.
 """
 
 import re
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 else:  # messages need no torch
     Tensors = Mapping[str, Any]
 
-TensorRef = object  # an address of a Version's tensors, meaningful to both ends of one link
+TensorRef = object  # identifies a Version's tensors at both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew, or no longer: `cuadrilla kick` removes a node")
 LEAVES = Message("this machine leaves")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 COORDINATOR = "coordinator"
-"""What the coordinator's own machine is called among those of a run: no node may."""
+"""The name of the coordinator's own machine in a run. No node may have it."""
 MAX_DEVICES = 8
-"""Workers of one node."""
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""What a job is called on the link, and in file names."""
+"""The names of jobs on the link, and in file names."""
 MAX_NAME = 63
 NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 
 MAX_UNITS = 2**20
 MAX_TEXT = 1000
-"""Characters of what another machine says: it is printed here, as a part of a line."""
+"""Characters of a text from another machine. It is printed here, in one line."""
 MAX_FACTS = 100
 MAX_LINES = 20
 
 
 def check_node_name(name: str) -> None:
-    """Raises LinkError unless `name` can be a node's: names are shown on terminals and used in file names."""
+    """Raises LinkError unless `name` can name a node. Names are shown on terminals and used in file names."""
     if not NODE_NAME.fullmatch(name):
         raise LinkError(
             "{name!r} cannot be the name of a node",
@@ -75,21 +74,20 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """First message of a worker. `environment`: its program, which must be the coordinator's, and what must match
-    only in strict mode: torch build, device kind, threads, ...
+    """First message of a worker. `environment`: its program, which must equal the coordinator's; torch build, device
+    kind, threads, ..., which must match only in strict mode.
 
-    `speed_hint`: how fast it thinks it is beside the others, in any unit; used until it is measured.
+    `speed_hint`: its speed relative to other workers, as it estimates it, in any unit; used until it is measured.
     """
 
-    speed_hint: Annotated[float, Field(gt=1e-6, lt=1e6)]  # beside one of 1e-300 nothing else is a number any more
+    speed_hint: Annotated[float, Field(gt=1e-6, lt=1e6)]  # with one of 1e-300 the speeds computed from it overflow
     environment: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Heartbeat: `micro_steps` counts everything the worker has finished since it joined.
-
-    `part`: of its lease, so far, from 0 to 1; for who watches.
+    """Heartbeat. `micro_steps`: passes that the worker has finished since it joined. `part`: the finished part of its
+    lease, from 0 to 1, which is only displayed.
     """
 
     micro_steps: Count
@@ -98,12 +96,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """The answer to a lease, with the strategy's tensors, which must not change until the next Version.
+    """The answer to a lease. Its tensors, the strategy's, must not change until the next Version.
 
-    `valid` is False when the worker itself found a non-finite or overflowing value.
-
-    `transfer_seconds` to get the version before it, and to hand it over, which its link adds: what of a round costs
-    this worker as much however few units it has. How long it takes in all, the coordinator sees.
+    `transfer_seconds`: the time to download the version and to send this contribution; the link adds the second part.
+    It does not depend on the number of units. The coordinator itself measures the total time of the lease. `valid` is
+    False if the worker found a non-finite or overflowing value.
     """
 
     lease_id: Count
@@ -124,10 +121,10 @@ class SaidLine:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """How a worker's machine is, every few seconds, for who watches: nothing of the training depends on it.
+    """The state of a worker's machine, sent every few seconds for monitoring. The training does not depend on it.
 
-    `waiting_part`: of the time since the report before. Bytes per second: while tensors travelled. `dropped`: how many
-    lines there were beside `lines`. `facts`: what it is, in the first of a session.
+    `waiting_part`: part of the time since the last report in which the worker waited. Bytes per second: of transfers
+    of tensors. `dropped`: log lines that are not in `lines`. `facts`: about the machine, in a session's first report.
     """
 
     usage: SomeUsage = field(default_factory=Usage)
@@ -143,7 +140,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodbye:
-    """The worker leaves in order: what it holds goes back."""
+    """The worker leaves; its leases are free again."""
 
     reason: Text
 
@@ -152,8 +149,8 @@ class Goodbye:
 class Version:
     """A committed state, in the strategy's form for the next round. `version`: the run's optimizer steps so far.
 
-    `standbys`: where the crew would go on without this coordinator. `term`: how many times the crew was promoted to
-    another machine, as far as this coordinator knows. A link between machines fills them in.
+    `standbys`: addresses of machines that can take over as coordinator. `term`: how many times a standby was promoted,
+    as far as this coordinator knows. A link between machines fills in both.
     """
 
     version: Count
@@ -165,8 +162,8 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Units to compute from `version`, in so many optimizer steps, `parts` for each step of the run. Losses are divided
-    by the round's `planned_tokens`, so that sums stay small in fp16. `whole`: these are all units of the round.
+    """Units to compute, starting from `version`, in `steps` optimizer steps: `parts` for each step of the run. Losses
+    are divided by the round's `planned_tokens`, so that sums stay small in fp16. `whole`: it has all the round's units.
     """
 
     lease_id: Count
@@ -180,7 +177,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The run has ended, or the worker is no longer wanted. `again`: it may join anew at once (it was silent)."""
+    """The run has ended, or this worker is removed. `again`: it may rejoin at once (it was only silent)."""
 
     reason: Text
     refused: bool = False
@@ -192,7 +189,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Describe:
-    """What is trained? Answered by a `RunDescription`."""
+    """Asks what is trained. Answered by a `RunDescription`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +198,7 @@ class Offer:
 
     config: str
     files: Mapping[str, tuple[Path, str]]
-    """Relative path → where it lies here, and its SHA-256 in hexadecimal."""
+    """Relative path → the file's path on this machine, and its SHA-256 in hexadecimal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +209,7 @@ class OfferedFile:
 
 
 def offered(files: Mapping[str, tuple[Path, str]]) -> tuple[OfferedFile, ...]:
-    """What is said of files that lie here."""
+    """The descriptions of files on this machine."""
     return tuple(
         OfferedFile(path=name, sha256=sha256, num_bytes=here.stat().st_size) for name, (here, sha256) in files.items()
     )
@@ -229,24 +226,24 @@ class RunDescription:
     term: Count = 0
     """As in `Version`."""
     takes_jobs: bool = False
-    """Nothing is trained together there: a session is given whole runs (`link/jobs.py`)."""
+    """No run is trained together: each session is assigned whole runs (`link/jobs.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """My name is free again, and my token opens nothing any more."""
+    """The node leaves the crew: its name is free again, and its token is not valid any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enroll:
-    """A new node's name for itself."""
+    """Asks to join the crew under this name."""
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolled:
-    """Under which name the node is in the crew, and its token."""
+    """The node's name in the crew, and its token."""
 
     name: Text
     token: str
@@ -254,7 +251,7 @@ class Enrolled:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A version, or else a file by its SHA-256 in hexadecimal, from `offset` on."""
+    """Asks for a version, or else for the file with this SHA-256 (hexadecimal), from byte `offset` on."""
 
     version: Count | None = None
     sha256: str = ""
@@ -263,23 +260,23 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Are you there? Bytes that follow are counted and thrown away. Answered by `Counted`, and by as many bytes as get
-    through in so many `seconds`."""
+    """Asks whether the coordinator answers, and measures the link. The bytes that follow are counted and dropped. The
+    answer is `Counted`, then bytes for this many `seconds`."""
 
     seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """So many bytes have arrived."""
+    """The number of bytes that followed a `Check`."""
 
     num_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Follow:
-    """A standby asks for what makes a coordinator, as it grows. `address`: where it would coordinate; `manifest`: that
-    of its newest checkpoint.
+    """A standby asks for the coordinator's files, as they grow. `address`: where the standby would coordinate;
+    `manifest`: that of its newest checkpoint.
     """
 
     address: str
@@ -288,7 +285,7 @@ class Follow:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """A file that has `num_bytes` by now; its next bytes follow."""
+    """The next bytes of the file `name` follow, which has `num_bytes` so far."""
 
     name: str
     num_bytes: Count
@@ -296,8 +293,8 @@ class FilePart:
 
 @dataclass
 class KnownTerm:
-    """How many times a crew was promoted to another machine, as far as this one knows: who knows less is an old
-    coordinator, that was believed to be gone. `learned` is called with a higher number.
+    """How many times a crew promoted a standby, as far as this machine knows. A coordinator with a lower term is an old
+    one that was believed dead. `learned` is called with each higher term.
     """
 
     value: int = 0
@@ -320,7 +317,7 @@ class KnownTerm:
 
 
 class Refused(LinkError):
-    """The coordinator was reached, and this node is not to work for it: trying again does not help."""
+    """The coordinator answered and refuses this node: to try again does not help."""
 
 
 ToCoordinator = Hello | Progress | Contribution | Goodbye
@@ -328,22 +325,22 @@ ToWorker = Version | Lease | Stop
 
 
 class Link(Protocol):
-    """A worker's way to the coordinator. Raises LinkError when the coordinator cannot be reached any more.
+    """A worker's connection to the coordinator. All methods raise LinkError once the coordinator is out of reach.
 
     Used by one thread.
     """
 
     def call(self, message: ToCoordinator) -> None:
-        """Send a message; returns when the coordinator has it, or will have it: tensors have travelled by then."""
+        """Send a message. Returns when its tensors, if it has any, have been sent."""
 
     def next_event(self) -> ToWorker:
         """Wait for the next message to this worker."""
 
     def interrupted(self) -> bool:
-        """True when a Stop or another lease is waiting: nobody wants what is being computed. Never blocks."""
+        """Whether a Stop or another lease is waiting, so that the present lease is useless. Never blocks."""
 
     def download(self, ref: TensorRef) -> Tensors:
-        """The tensors behind a ref from the coordinator."""
+        """The tensors of a Version, by its `parameters`."""
 
     def close(self) -> None:
         """Leave the link; safe to call twice."""

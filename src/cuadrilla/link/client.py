@@ -1,7 +1,7 @@
-"""A worker's side of the crew link: it dials one port, and listens on nothing.
+"""A worker's side of the crew link. It dials the coordinator's port, and listens on none.
 
-`Connection` is one TLS connection of a node; `GrpcLink` is a session on it and the `Link` that the training loop uses.
-A session that breaks stays broken: every method raises LinkError, and the caller begins a new one with a new Hello.
+`Connection` is one TLS connection of a node. `GrpcLink` is a session on it, and the `Link` that the training loop uses.
+A broken session stays broken: every method raises LinkError, and the caller begins a new session with a new Hello.
 """
 
 import itertools
@@ -59,18 +59,18 @@ HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 10.0, 15.0
-"""A transfer would else take a quarter of an hour (Linux: tcp_retries2) to notice that a router has forgotten its
-connection, or that its own address has changed; between transfers `GrpcLink.round_trip` notices."""
+"""Without these pings a transfer would take a quarter of an hour (Linux: tcp_retries2) to notice that a router forgot
+the connection, or that this machine's address changed. Between transfers `GrpcLink.round_trip` notices it."""
 MEASURE_SECONDS = 40.0
 NOTHING_YET = Progress(micro_steps=0)
 FROM_COORDINATOR = (Version, Lease, Stop, Assignment, Recall)
-"""What a coordinator says in a session."""
+"""The messages of a coordinator in a session."""
 
 
 class Connection:
     """A node's connection to the coordinator at `address` (HOST:PORT).
 
-    `device`: for which of its devices it calls, where it has a worker for each; "" where it has one.
+    `device`: the device whose worker calls, if the node has a worker for each of several; else "".
     """
 
     def __init__(self, address: str, *, identity: Identity, term: KnownTerm | None = None, device: str = "") -> None:
@@ -79,8 +79,8 @@ class Connection:
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
             ("grpc.enable_retries", 0),
-            ("grpc.enable_http_proxy", 0),  # a crew is on one's own network; proxies are for the web
-            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, also to an address of another crew
+            ("grpc.enable_http_proxy", 0),  # a crew is on the user's own network; proxies are for the web
+            ("grpc.use_local_subchannel_pool", 1),  # share no connection, even if another crew has this address
             ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
             ("grpc.http2.max_pings_without_data", 0),  # a standby only listens
@@ -93,17 +93,16 @@ class Connection:
         self._channel = grpc.secure_channel(address, credentials, options=options)
 
     def enroll(self, name: str, *, secret: bytes) -> tuple[str, str]:
-        """Trade an invite's secret for the name under which this machine is in the crew, and its token. Raises
-        LinkError."""
+        """Trade an invite's secret for this machine's name in the crew, and its token. Raises LinkError."""
         answer = wire.decode(b"".join(self.ask(Enroll(name=name), seconds=CALL_SECONDS, secret=secret)), Enrolled)
         return answer.name, answer.token
 
     def leave(self) -> None:
-        """This node's name is free again, and its key opens nothing more. Raises LinkError."""
+        """Leave the crew: the node's name is free again, and its token becomes invalid. Raises LinkError."""
         list(self.ask(Leave(), seconds=CALL_SECONDS))
 
     def describe(self) -> RunDescription:
-        """Raises LinkError, also for a coordinator of an earlier term."""
+        """What the coordinator trains. Raises LinkError, also for a coordinator of an earlier term."""
         run = self.reply(Describe(), RunDescription)
         self.meet(run.term)
         return run
@@ -113,9 +112,9 @@ class Connection:
         self._term.meet(term, address=self._address)
 
     def fetch(self, file: OfferedFile, *, to: Path, arrived: Callable[[int], None] = lambda _: None) -> None:
-        """Download a file and check its hash; a broken download goes on where it stopped. `arrived` hears of bytes.
+        """Download a file and check its hash. A broken download is resumed. `arrived` is called with numbers of bytes.
 
-        Raises LinkError, ResourceError; Refused where to try again is of no use.
+        Raises LinkError, ResourceError; Refused if another try would not help.
         """
         part = to.with_name(f".{to.name}.part")
         with storage_errors(to), open(part, "ab") as target:
@@ -127,18 +126,18 @@ class Connection:
         if file_sha256(part) != file.sha256:
             part.unlink()
             template = "{path} arrived damaged, or it has changed since the coordinator began the run"
-            if begun:  # what was here before may be of something else
+            if begun:  # the resumed part may be that of another file
                 raise LinkError(template, path=file.path, hint="try again")
             raise Refused(template, path=file.path, hint="there, stop the run and start it again")
         part.replace(to)
         fsync_folder(to.parent)
 
     def check(self, seconds: float | None = None) -> None:
-        """Raises LinkError unless the coordinator answers within these seconds, or the usual ones."""
+        """Raises LinkError unless the coordinator answers within these seconds, by default `CALL_SECONDS`."""
         self.reply(Check(), Counted, seconds=seconds or CALL_SECONDS)
 
     def answers(self, seconds: float) -> bool:
-        """Whether the coordinator says anything on this connection within these seconds."""
+        """Whether the coordinator answers at all within these seconds; a refusal is an answer."""
         try:
             self.check(seconds)
         except LinkError as error:
@@ -146,26 +145,27 @@ class Connection:
         return True
 
     def receive_for(self, seconds: float) -> int:
-        """Bytes that come from the coordinator in these seconds. Raises LinkError."""
+        """The number of bytes that the coordinator sends in these seconds. Raises LinkError."""
         return sum(map(len, self.ask(Check(seconds=seconds), seconds=MEASURE_SECONDS)))
 
     def send_for(self, seconds: float) -> int:
-        """Bytes that reach the coordinator in these seconds. Raises LinkError."""
+        """The number of bytes that reach the coordinator in these seconds. Raises LinkError."""
         return self.reply(Check(), Counted, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
 
     def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
-        """What a standby copies, as it grows: the path of a file, its next bytes, and how many it has by now.
+        """The files that a standby copies, as they grow: a file's path, its next bytes, and its size so far.
 
-        `address`: where it would coordinate; `manifest`: that of its newest checkpoint. Raises LinkError at the end.
+        `address`: where the standby would coordinate; `manifest`: that of its newest checkpoint. At the end it raises
+        LinkError.
         """
         arriving = self.ask(Follow(address=address, manifest=manifest))
-        for head, data in zip(arriving, arriving, strict=False):  # by turns
+        for head, data in zip(arriving, arriving, strict=False):  # messages and data alternate
             part = wire.decode(head, FilePart)
             yield part.name, data, part.num_bytes
         raise LinkError("the coordinator ended the session", hint="it is asked again")
 
     def session(self, *, parameters: Sequence[wire.Layout]) -> "GrpcLink":
-        """A new session; `parameters`: what a version of this run's model may look like."""
+        """Begin a session. `parameters`: the layouts that a version of this run may have."""
         return GrpcLink(self, parameters=parameters)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Connection:
     def reply(
         self, message: object, kind: type[T], *, data: Iterable[bytes] = (), seconds: float | None = CALL_SECONDS
     ) -> T:
-        """The message that answers `message` and the bytes that belong to it. Raises LinkError."""
+        """Send `message` and the bytes that belong to it; return the answer, a message. Raises LinkError."""
         found: T = wire.decode(b"".join(self.ask(message, data, seconds=seconds)), kind)
         return found
 
@@ -188,7 +188,8 @@ class Connection:
         seconds: float | None = None,
         secret: bytes = b"",
     ) -> Iterator[bytes]:
-        """What answers `message` and the bytes that belong to it. `secret`: of an invite. Raises LinkError."""
+        """Send `message` and the bytes that belong to it; yield the answer's parts. `secret`: of an invite. Raises
+        LinkError."""
         try:
             yield from self.stream("Call", itertools.chain([message], data), seconds=seconds, secret=secret)
         except grpc.RpcError as error:
@@ -202,7 +203,7 @@ class Connection:
         seconds: float | None = None,
         secret: bytes = b"",
     ) -> Any:
-        """A call of the coordinator: an iterator over the bytes that come back."""
+        """Call the coordinator. Returns an iterator over the parts of its answer."""
         call = self._channel.stream_stream(f"/{wire.SERVICE}/{method}", request_serializer=_serialize)
         secrets = {wire.TOKEN_KEY: self.identity.token, wire.DEVICE_KEY: self._device, wire.INVITE_KEY: secret}
         metadata = tuple((key, value) for key, value in secrets.items() if value)
@@ -210,7 +211,7 @@ class Connection:
 
 
 class GrpcLink:
-    """A session: a `Link`. Heartbeats go out by themselves."""
+    """A session, which is a `Link`. It sends heartbeats by itself."""
 
     def __init__(self, connection: Connection, *, parameters: Sequence[wire.Layout]) -> None:
         self._connection = connection
@@ -219,25 +220,25 @@ class GrpcLink:
         self._inbox = Inbox()
         self.next_event, self.interrupted = self._inbox.next_event, self._inbox.interrupted
         self._progress: Progress | None = None
-        """What heartbeats say, once the worker has said Hello: before, it loads its data."""
+        """The content of heartbeats. None before the Hello, while the worker loads its data: then none is sent."""
         self._sent = threading.Event()
-        """What was sent last has left, or the session is broken."""
+        """Set when the last transfer has left, or the session is broken."""
         self._travelling = threading.Lock()
-        """Held while tensors or a file travel."""
+        """Held during a transfer of tensors or a file."""
         self._broken: LinkError | None = None
         self.heard_at = 0.0
-        """When the coordinator last said something, in monotonic seconds; 0 for never."""
+        """When the coordinator's last message arrived, in monotonic seconds; 0: never."""
         self.standbys: tuple[str, ...] = ()
-        """Where the crew would go on without this coordinator."""
+        """Addresses of the machines that can take over as coordinator."""
         self.is_held = False
-        """Whether this machine leaves by itself (`hold`)."""
+        """Whether this machine itself ends the session (`hold`)."""
         self._responses = connection.stream("Session", self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
 
     def call(self, message: ToCoordinator | NodeReport | JobNews) -> None:
-        """From any thread, but for contributions."""
-        if isinstance(message, Goodbye):  # the coordinator may have hung up already: that is no error
+        """Send a message. Any thread may call it, except with a contribution."""
+        if isinstance(message, Goodbye):  # no `_check`: the coordinator may have ended the session already
             self._outgoing.put(message)
             self._outgoing.put(None)
             return
@@ -260,7 +261,7 @@ class GrpcLink:
                 self._outgoing.put(message)
 
     def send(self, head: Contribution | Keep, data: Iterator[bytes]) -> None:
-        """A message and the bytes that belong to it; returns when all of it has left. Raises LinkError."""
+        """Send a message and the bytes that belong to it. Returns when all has left. Raises LinkError."""
         with self._travelling:
             self._sent.clear()
             self._check()
@@ -269,10 +270,10 @@ class GrpcLink:
         self._check()
 
     def round_trip(self) -> float | None:
-        """Seconds of a question and its answer just now; None while something else travels. Raises LinkError.
+        """The round-trip time in seconds, measured now; None during a transfer. Raises LinkError.
 
-        Without an answer the connection is dead, and the session ends: a router may have forgotten it, this machine may
-        have another address, and TCP finds that much later.
+        Without an answer the connection is dead and the session ends: a router may have forgotten the connection, or
+        this machine may have another address. TCP would notice much later.
         """
         began = time.perf_counter()
         if self._travelling.locked():
@@ -280,7 +281,7 @@ class GrpcLink:
         try:
             self._connection.check()
         except LinkError as error:
-            if self._travelling.locked():  # it waits behind what has begun to travel
+            if self._travelling.locked():  # the check waits behind a transfer that has begun
                 return None
             self._break(error)
             self._responses.cancel()
@@ -295,14 +296,14 @@ class GrpcLink:
             return wire.received(arriving, self._parameters, memory=self._connection.memory)
 
     def hold(self, reason: str) -> None:
-        """Leave the session in order at the next moment, as if its coordinator had said so. From any thread."""
+        """End the session soon, as if the coordinator had sent a Stop. Any thread may call it."""
         self.is_held = True
         with suppress(LinkError):
             self.call(NodeReport())
         self._inbox.put(Stop(reason=reason, again=True))
 
     def final_stop(self) -> Stop | None:
-        """The Stop with which the coordinator ended this session, if it did: what failed after it does not matter."""
+        """The Stop with which the coordinator ended this session, if it sent one. Errors after it do not matter."""
         self._reader.join(timeout=FAREWELL_SECONDS)
         return self._inbox.final_stop()
 
@@ -313,7 +314,7 @@ class GrpcLink:
         self._reader.join()
 
     def _messages(self) -> Iterator[object]:
-        """What goes out: messages as they come, or with their bytes; a heartbeat when there was none for a second."""
+        """The outgoing messages, with the bytes that belong to them; a heartbeat after a second without any."""
         while True:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)
@@ -356,14 +357,14 @@ class GrpcLink:
 
 
 def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
-    """What a failed call means for a person."""
+    """The error to show to the user for a failed call."""
     code = error.code() if isinstance(error, grpc.Call) else None
-    # Whoever answers writes them: the coordinator, but also what else listens at that address.
+    # Text from the other end: the coordinator, or any program that listens at that address.
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-    why = details.rpartition(": ")[2]  # behind several layers of gRPC's
+    why = details.rpartition(": ")[2]  # gRPC's layers put their own texts before it
     reason = Message(
         why if why in OF_THE_SYSTEM else one_line(details, most=MAX_TEXT)
-    )  # a whole sentence of ours has its translation here
+    )  # a complete sentence of ours is translated when it is shown
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)

@@ -1,16 +1,16 @@
-"""Who is who in a crew: the coordinator by its one self-signed certificate, a node by its token.
+"""Identities in a crew. The coordinator proves its own by a self-signed certificate, a node by its token.
 
     coordinator   coordinator.json (key, certificate)  nodes.json (names, and the SHA-256 of their tokens)
     node          node.json (token, and the certificate of the crew it joined)
 
-Joining: `pinned_certificate` fetches the coordinator's certificate and compares its hash with the invite's; the secret
-goes over TLS that trusts exactly that certificate; the answer is a random token, which `save_node` keeps.
+To join, `pinned_certificate` fetches the coordinator's certificate and compares its hash with the invite's. The secret
+is sent over TLS that trusts only that certificate. The answer is a random token, which `save_node` keeps.
 
 Invariants
-* Nothing secret is sent before the coordinator's certificate was compared with the invite's.
-* The private key never leaves its machine, but for a standby that its owner has named. Both files are 0600 from their
-  first byte on; one that others can read stops the start.
-* A certificate's dates say nothing: clocks of personal machines lie, so it began long ago and never ends.
+* No secret is sent before the coordinator's certificate was compared with the invite's.
+* The private key leaves its machine only for a standby that the owner has named. Both files are 0600 from their first
+  byte on. The program does not start with one that others can read.
+* Certificates are valid from long ago and for ever, because clocks of personal machines are often wrong.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from cuadrilla.link.invite import Invite
 from cuadrilla.messages import Message
 from cuadrilla.rundir import make_private, typed, write_json
 
-SERVER_NAME = "coordinator.cuadrilla"  # what every node expects, wherever the coordinator runs
+SERVER_NAME = "coordinator.cuadrilla"  # the name that every node expects in the certificate, at any address
 BEGINS, NEVER = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5
 COORDINATOR_FILE, NODE_FILE = "coordinator.json", "node.json"
 ANOTHER_PROGRAM = Message(
@@ -41,8 +41,8 @@ ANOTHER_PROGRAM = Message(
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The certificate (PEM) of a crew's coordinator, the only one that is trusted; its private key (PEM), if this is
-    the coordinator, or a node's token, once it has joined.
+    """`certificate` (PEM): the coordinator's, the only one that is trusted. `key` (PEM): its private key, only on the
+    coordinator. `token`: a node's, once it has joined.
     """
 
     certificate: bytes
@@ -51,7 +51,7 @@ class Identity:
 
 
 def open_coordinator(folder: Path) -> Identity:
-    """That of the coordinator in `folder`, made the first time. Raises LinkError."""
+    """The identity of the coordinator in `folder`; the first call makes it. Raises LinkError."""
     if not (folder / COORDINATOR_FILE).exists():
         make_private(folder)
         write_json(folder / COORDINATOR_FILE, _new_keys(), private=True)
@@ -60,7 +60,7 @@ def open_coordinator(folder: Path) -> Identity:
 
 
 def save_node(folder: Path, identity: Identity) -> None:
-    """Keep a token, and the certificate of the coordinator that gave it. Raises ResourceError."""
+    """Save a node's token, and the certificate of its coordinator. Raises ResourceError."""
     make_private(folder)
     kept = {"token": identity.token, "certificate": identity.certificate.decode()}
     write_json(folder / NODE_FILE, kept, private=True)
@@ -73,15 +73,15 @@ def load_node(folder: Path) -> Identity:
 
 
 def key_hash(certificate: bytes) -> bytes:
-    """What an invite says of the coordinator: the SHA-256 of its certificate (PEM), which holds its public key."""
+    """The hash in an invite: the SHA-256 of the coordinator's certificate (PEM), which holds its public key."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode())).digest()
 
 
 def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes:
-    """The certificate (PEM) of the coordinator, if its key is the invite's.
+    """The coordinator's certificate (PEM), if its hash is the invite's.
 
-    Trust exactly this certificate in the connection that carries the secret: that one proves that the other end owns
-    the key. Raises LinkError.
+    The connection that carries the secret must trust only this certificate: only there does the other end prove that
+    it owns the key. Raises LinkError.
     """
     certificate = shown_certificate(invite.address, timeout_seconds=timeout_seconds)
     if key_hash(certificate) != invite.key_hash:
@@ -94,7 +94,7 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
 
 
 def shown_certificate(address: Address, *, timeout_seconds: float) -> bytes:
-    """The certificate (PEM) of who answers there, not verified. Sends nothing but a hello. Raises LinkError."""
+    """The certificate (PEM) of the server at `address`, not verified. Sends only TLS's hello. Raises LinkError."""
     try:
         found = ssl.get_server_certificate((address.host, address.port), timeout=timeout_seconds)
     except OSError as error:
@@ -108,7 +108,7 @@ def shown_certificate(address: Address, *, timeout_seconds: float) -> bytes:
 
 
 def is_of_coordinator(certificate: bytes) -> bool:
-    """Whether a certificate (PEM) is one that coordinators make for themselves, as far as its name says."""
+    """Whether a certificate (PEM) has the name that every coordinator's certificate has."""
     return SERVER_NAME.encode() in ssl.PEM_cert_to_DER_cert(certificate.decode())
 
 
@@ -133,7 +133,7 @@ def _new_keys() -> dict[str, str]:
 
 
 def _read(path: Path, *names: str) -> list[str]:
-    """These values of a private file. Raises LinkError, also for one that others can read."""
+    """These values of a private file. Raises LinkError, also if other users can read the file."""
     try:
         is_open, kept = os.name != "nt" and path.stat().st_mode & 0o077, json.loads(path.read_bytes())
         found = [str(kept[name]) for name in names]

@@ -1,4 +1,4 @@
-"""The in-process link: tensors by reference, the coordinator in the worker's own thread."""
+"""The in-process link: it passes tensors by reference, and the coordinator runs in the worker's thread."""
 
 import queue
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, 
 
 
 class Inbox:
-    """Filled by one thread, read by another. A LinkError in it is the end of the session, and stays there."""
+    """A queue of events, filled by one thread and read by another. A LinkError ends the session and stays in it."""
 
     def __init__(self) -> None:
         self._incoming: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -18,8 +18,8 @@ class Inbox:
         self.put = self._incoming.put
 
     def next_event(self, *, seconds: float | None = None) -> Any:
-        """The next message that still counts: of leases the newest, and of the versions before it the newest. None if
-        nothing comes in these seconds. Raises LinkError.
+        """The next event that is not outdated: of several leases, and of several versions before a lease, only the
+        newest counts. None if nothing arrives within `seconds`. Raises LinkError.
         """
         if not self._waiting:
             with suppress(queue.Empty):
@@ -32,7 +32,8 @@ class Inbox:
         return self._waiting.pop(0) if self._waiting else None
 
     def _outdated(self, event: object, *later: object) -> bool:
-        """A lease is computed with the version before it: one that comes after it makes neither of them outdated."""
+        """Whether a later event replaces this one. A lease is computed from the version before it, so a version after
+        the last lease replaces neither."""
         leases = [index for index, other in enumerate(later) if isinstance(other, Lease)]
         if isinstance(event, Version):
             until = leases[-1] if leases else len(later)
@@ -44,7 +45,7 @@ class Inbox:
         return any(isinstance(event, Lease | Stop | LinkError) for event in self._waiting)
 
     def final_stop(self) -> Stop | None:
-        """The Stop among what was not read, if there is one."""
+        """The Stop among the unread events, if there is one."""
         self._drain()
         return next((event for event in self._waiting if isinstance(event, Stop)), None)
 
@@ -54,7 +55,7 @@ class Inbox:
 
 
 class InProcLink:
-    """The end of a worker in the coordinator's thread: `call` runs the coordinator, which answers into `inbox`."""
+    """The link of a worker in the coordinator's thread: `call` runs the coordinator, which answers into `inbox`."""
 
     def __init__(self, receive: Callable[[ToCoordinator], None]) -> None:
         self.call = receive

@@ -3,15 +3,15 @@
     cuadrilla1.HOST:PORT.CODE
 
     HOST      a name, an IPv4 address, or an IPv6 address in brackets
-    CODE      base32 in small letters: SHA-256 of the coordinator's certificate (DER), who must answer at HOST:PORT;
-              160 random bits, why it lets this machine in; CRC-32 of HOST:PORT and of all that
+    CODE      base32 in small letters of: SHA-256 of the certificate (DER) of the coordinator at HOST:PORT; the secret,
+              160 random bits, for which it lets a machine in; CRC-32 of HOST:PORT and of all that
 
-Capitals, and what is no part of an invite (spaces, line breaks, quotes), do no harm.
+Capitals and characters that are not part of an invite (spaces, line breaks, quotes) do no harm.
 
 Invariants
-* A single changed or missing character is refused, or it is one that does not matter and the invite is the same.
-* No error message and no `repr` holds a secret. The coordinator keeps only the SHA-256 of it, in memory.
-* Nobody guesses 160 bits: wrong secrets are not counted.
+* An invite with a single changed or missing character is refused, unless it still means the same.
+* No error message and no `repr` holds a secret. The coordinator keeps only its SHA-256, in memory.
+* Wrong secrets are not counted, because nobody can guess 160 bits.
 """
 
 import base64
@@ -38,9 +38,9 @@ PADDING = "=" * 6
 
 @dataclass(frozen=True, kw_only=True)
 class Invite:
-    """Where the coordinator is, who it is, and the secret it will ask for. `str` is the text to hand over.
+    """The coordinator's address, the hash of its certificate, and the secret that it will ask for.
 
-    `str` shows the secret, `repr` does not.
+    `str` is the text to hand over and shows the secret, `repr` does not.
     """
 
     address: Address
@@ -54,13 +54,13 @@ class Invite:
 
     @classmethod
     def parse(cls, text: str) -> "Invite":
-        """Read an invite as people paste it. Raises LinkError: not an invite, cut off, or mistyped."""
+        """Read an invite as people paste it. Raises LinkError if it is no invite, cut off, or mistyped."""
         plain = re.sub(r"[^a-z0-9.:_\[\]-]", "", text.lower()).strip(".")
         address, _, code = plain.removeprefix(PREFIX).rpartition(".")
         with suppress(ValueError, LinkError):
             raw = base64.b32decode(code.upper() + PADDING)
             invite = cls(address=Address.parse(address), key_hash=raw[:32], secret=raw[32 : 32 + SECRET_BYTES])
-            if str(invite) == plain:  # not another checksum, nor another spelling of the same bytes
+            if str(invite) == plain:  # compares the checksum, and refuses another spelling of the same bytes
                 return invite
         hint = "copy the whole line that the coordinator printed, from {prefix} to its very end, and paste it again"
         raise LinkError("this is not an invite, or it is cut off or mistyped", hint=hint, prefix=PREFIX)
@@ -77,15 +77,15 @@ class Invites:
         self._clock = clock
         self._lock = threading.Lock()
         self._issued: dict[bytes, tuple[float, int]] = {}
-        """By `hash_secret` of an invite's secret: when it expires, and for how many machines it is still good."""
+        """By the hash of an invite's secret: when it expires, and how many more machines it lets in."""
 
     def adopt(self, invites: Mapping[bytes, int]) -> None:
-        """Open invites, each for so many machines; `hash_secret` of its secret is all that is known here."""
+        """Open these invites: by the hash of the secret, for how many machines each is."""
         for secret_hash, uses in invites.items():
             self._issued[secret_hash] = self._clock() + VALID_SECONDS, uses
 
     def check(self, secret: bytes) -> None:
-        """Raises Refused for a secret that is worth nothing; only one who knows it is told more than that."""
+        """Raises Refused for an invalid secret. The error tells only those who know a real secret more than that."""
         expires, uses_left = self._issued.get(hash_secret(secret), (math.inf, -1))
         if uses_left < 0:
             raise Refused("the secret is not from this crew", hint="ask for a new invite")
@@ -94,7 +94,7 @@ class Invites:
 
     @contextmanager
     def letting_in(self, secret: bytes) -> Iterator[None]:
-        """Around what lets one machine in; an error in there uses nothing up. Raises Refused."""
+        """A context that lets one machine in. If its body fails, the invite stays unused. Raises Refused."""
         with self._lock:
             self.check(secret)
             yield
@@ -103,5 +103,5 @@ class Invites:
 
 
 def hash_secret(secret: bytes) -> bytes:
-    """All that the coordinator keeps of a secret. How long it takes to look one up tells nothing of the secret."""
+    """All that the coordinator keeps of a secret. The time to look up a hash reveals nothing about the secret."""
     return hashlib.sha256(secret).digest()

@@ -1,20 +1,20 @@
-"""The link of an island: several equal devices, a process for each, that act as one worker.
+"""The link of an island: several equal devices, with a process for each, that act as one worker.
 
-Every rank of the process group runs the same loop over its own `IslandLink`. Rank 0 has the worker's real link behind
-it, and nobody else has one:
+Every rank of the process group runs the same loop with its own `IslandLink`. Only rank 0 has a link to the coordinator,
+`inner`:
 
-    Version   rank 0 hands it on, and the parameters by broadcast                      `next_event`, `download`
-    Lease     rank 0 hands it on whole; each rank computes its own units               `next_event`, `part_of`
-    answer    sums of gradients, tokens and losses are added up at rank 0, which       `call`
+    Version   rank 0 broadcasts it and its parameters                                  `next_event`, `download`
+    Lease     rank 0 broadcasts all of it; each rank computes its own units            `next_event`, `part_of`
+    answer    sums of gradients, tokens and losses are reduced to rank 0, which        `call`
               sends one Contribution for the whole lease
-    Stop      rank 0 hands it on, and all ranks leave
+    Stop      rank 0 broadcasts it, and all ranks leave
 
-Invariants: gradients are those of summed losses, so that unequal parts weigh by their tokens. An answer that is not
-valid at one rank is not valid. Each lease is computed to its end, with one addition at every rank, so ranks never wait
-in different collectives. When the link behind rank 0 breaks, the next event is the Stop that came before the break, or
-else one that has the others start anew, each with a new `IslandLink`; rank 0 raises what broke it.
+Invariants: gradients are those of summed losses, so unequal parts weigh by their tokens. An answer that is invalid at
+one rank is invalid. Each lease is computed to its end, with one reduction at every rank, so ranks never wait in
+different collectives. When `inner` breaks, the next event is the Stop that came before the break. If there was none,
+the other ranks get a Stop that lets them start again with a new `IslandLink`, and rank 0 raises the error.
 
-What travels besides tensors is encoded as on the wire (`wire.py`), never pickled.
+Messages are encoded as on the wire (`wire.py`), never pickled.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +34,12 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class IslandLink:
-    """A rank's end. Used by one thread, but for `ask_to_stop`.
+    """The link of one rank. Used by one thread, except `ask_to_stop`. If another rank is gone, torch raises
+    RuntimeError.
 
-    `inner`: at rank 0. `parameters`: of a version. `place`: where tensors must be for the group to move them.
-    `final_stop`: the Stop with which `inner` ended, where that was broken before the Stop was read. `asked_to_stop` is
-    called at rank 0 when some rank was asked. What is said of another rank that has gone is torch's RuntimeError.
+    `inner`: None but at rank 0. `parameters`: the layout of a version. `place`: the device of tensors in collectives.
+    `final_stop`: gives the Stop that `inner` received, but that was not read before `inner` broke. `asked_to_stop` is
+    called when any rank was asked to stop.
     """
 
     inner: Link | None
@@ -49,7 +50,7 @@ class IslandLink:
     _lease: Lease | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
     _behind: LinkError | None = field(default=None, init=False)
-    """What broke the link behind."""
+    """The error that broke `inner`."""
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
@@ -71,28 +72,28 @@ class IslandLink:
         return replace(event, units=part_of(event.units, rank=dist.get_rank(), num_ranks=dist.get_world_size()))
 
     def hand_on(self, event: ToWorker | None) -> ToWorker:
-        """What rank 0 was told, which alone gives an event, to all ranks."""
+        """Broadcast an event. Rank 0 passes it in, the others pass None; all get it."""
         said = shared(encode(event) if event is not None else None)
         heard: ToWorker = event if event is not None else decode(said, Version, Lease, Stop)
         return heard
 
     def interrupted(self) -> bool:
-        """A rank that left a lease off would only wait for the others."""
+        """Always False: a rank that gave up a lease would only wait for the others."""
         return False
 
     def download(self, ref: TensorRef) -> Tensors:
-        """The same tensors at every rank."""
+        """The tensors of a version, the same at every rank."""
         tensors = self._from_behind(partial(self.inner.download, ref)) if self.inner is not None else None
-        if tensors is None:  # at another rank; or there are none, and nobody will want what is computed with them
+        if tensors is None:  # not rank 0, or `inner` is broken and the lease will be dropped
             entries = self.parameters.entries
             tensors = {name: torch.empty(shape, dtype=dtype, device=self.place) for name, dtype, shape in entries}
         for name, *_ in self.parameters.entries:
             value = tensors[name].detach().to(self.place).contiguous()
-            dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)  # as bytes: Gloo does not know each dtype
+            dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)  # as bytes: Gloo lacks some dtypes
         return tensors
 
     def ask_to_stop(self) -> None:
-        """Rank 0 hears of it when the lease at hand is done. Safe in a signal handler."""
+        """Rank 0 learns of it at the end of the present lease. Safe in a signal handler."""
         self._asked = True
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class IslandLink:
             self.inner.close()
 
     def _from_behind(self, ask: Callable[[], T]) -> T | None:
-        """At rank 0, what the link behind says; None once that is broken, until the next event."""
+        """At rank 0: the result of a call to `inner`, or None once `inner` is broken."""
         if self._behind is None:
             try:
                 return ask()
@@ -109,7 +110,7 @@ class IslandLink:
         return None
 
     def _add_up(self, answer: Contribution) -> Contribution:
-        """The answer of all ranks, whole at rank 0 only."""
+        """The answer of all ranks together. Only at rank 0 are its tensors complete."""
         assert self._lease is not None, "an answer to no lease"
         tokens, loss = (answer.tokens, answer.loss_sum) if answer.valid else (0, 0.0)
         counts = torch.tensor([not answer.valid, self._asked, tokens, loss], dtype=torch.float64)
@@ -127,7 +128,8 @@ class IslandLink:
         )
 
     def _sums(self, tensors: Tensors) -> Tensors:
-        """At rank 0; tensors of their own, as a contribution must stay as it is until the next version."""
+        """The sums over all ranks, at rank 0. They are new tensors: a contribution must not change until the next
+        version."""
         sums = {name: tensor.detach().to(self.place, copy=True).contiguous() for name, tensor in tensors.items()}
         for value in sums.values():
             dist.reduce(value, dst=0)
@@ -135,7 +137,7 @@ class IslandLink:
 
 
 def shared(text: bytes | None) -> bytes:
-    """What rank 0 says, which alone gives it."""
+    """Broadcast bytes from rank 0. The other ranks pass None."""
     length = torch.tensor(len(text or b""))
     dist.broadcast(length, src=0)
     said = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(length), dtype=torch.uint8)
@@ -144,13 +146,13 @@ def shared(text: bytes | None) -> bytes:
 
 
 def first_line(error: Exception) -> str:
-    """torch adds where in its own code it was."""
+    """An error's first line: torch adds a trace of its own code."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
-    """A rank's units of a lease: as many as any other has, or one more; none where there are fewer than ranks.
+    """A rank's units of a lease. Numbers differ by at most one; with fewer units than ranks some have none.
 
-    The last ranks have more: rank 0 makes the updates, too.
+    The last ranks have more, because rank 0 also runs the optimizer if the island coordinates.
     """
     return tuple(units[len(units) * rank // num_ranks : len(units) * (rank + 1) // num_ranks])

@@ -1,7 +1,6 @@
-"""Jobs over the crew link, whole runs: what a machine is given to do by itself, and what it says of it.
+"""Messages about jobs: whole runs, each of which one machine trains by itself.
 
-As in `base.py`, annotations are the bounds of what may arrive. What a checkpoint holds is compared with its manifest by
-whoever takes it.
+As in `base.py`, annotations bound what may arrive. The receiver of a checkpoint compares it with its manifest.
 """
 
 import re
@@ -17,7 +16,7 @@ from cuadrilla.link.base import JOB_NAME, Count, OfferedFile, Text
 COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
 DEVICE = "device"
-"""In the environment of a Hello: of which kind a place's device is."""
+"""Key in the environment of a Hello: the kind of the device that will train jobs."""
 CHECKPOINT_FILE = re.compile(
     r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
 )
@@ -35,8 +34,8 @@ RunFile = Annotated[OfferedFile, AfterValidator(_of_a_run)]
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A run that one machine trains by itself. `config`: JSON of its configuration; `files`: what it needs beside it;
-    `begun`: what somebody else has left of it, relative to the run directory."""
+    """A run that one machine trains by itself. `config`: its configuration as JSON; `files`: the files it needs;
+    `begun`: files of its run directory, if another machine has trained a part of it."""
 
     job: JobName
     config: str
@@ -46,7 +45,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """Save, and give the job back."""
+    """Asks the machine to save, and to give the job back."""
 
     job: JobName
 
@@ -56,8 +55,8 @@ Order = Assignment | Recall
 
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
-    """News of a job. `rows`: whole lines of its metrics, to its `version`. `kept`: a checkpoint of this version has
-    been sent, every file of it; 0: none. `ended`: "" as long as it goes on. `reason`: why it failed, or was lost."""
+    """News of a job. `rows`: complete lines of its metrics, up to its `version`. `kept`: the version of a checkpoint of
+    which all files were sent; 0: none. `ended`: how it ended, or "". `reason`: why it failed, or was lost."""
 
     job: JobName
     rows: str = ""
@@ -69,18 +68,18 @@ class JobNews:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """The first message of a file that is sent back, under the name of its job and its own in the run."""
+    """A file of a job is sent back; its bytes follow. `name`: that of the job, and the file's path in the run."""
 
     name: str
 
 
 class JobReceiver(Protocol):
-    """The coordinator of jobs. Called from the threads of the link."""
+    """The coordinator of jobs. The threads of the link call it."""
 
     def news(self, worker: str, news: JobNews) -> None: ...
 
     def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
-        """A file of a worker's job. Raises LinkError where it is not wanted, or not any more, ResourceError."""
+        """Save a file of a worker's job. Raises LinkError for a file that is not wanted; ResourceError."""
 
     def file(self, sha256: str) -> Path | None:
-        """One that the workers of jobs may have, by its hash in hexadecimal."""
+        """A file that workers of jobs may download, by its SHA-256 in hexadecimal."""

@@ -2,7 +2,7 @@
 
 Invariants
 * A name has one token and a token one name, until the name is removed.
-* What the list says of `ana` holds for all its workers, `ana/cuda:0` as well as `ana/cpu`.
+* An entry `ana` is valid for all workers of that node, `ana/cuda:0` as well as `ana/cpu`.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ TOKEN_BYTES = 32
 class AllowList:
     """Names of nodes and the SHA-256 of their tokens, in a JSON file. Thread-safe.
 
-    Each look-up reads the file: a change by another process (a `kick`) counts from the next one on. A damaged file
-    raises LinkError and lets nobody in. Two processes that change it at the same moment: one gets a ConfigError.
+    Each look-up reads the file, so a change by another process (a `kick`) counts at the next one. A damaged file raises
+    LinkError and lets nobody in. If two processes change the file at the same moment, one gets a ConfigError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class AllowList:
         self._lock = threading.Lock()
 
     def nodes(self) -> dict[str, bytes]:
-        """Token hash by name. Raises LinkError."""
+        """The token hash of each node. Raises LinkError."""
         try:
             written = json.loads(self._path.read_bytes())["nodes"]
             return {name: bytes.fromhex(value) for name, value in written.items()}
@@ -45,15 +45,14 @@ class AllowList:
             raise LinkError("{path} cannot be read, or is not a list of nodes", path=self._path, hint=hint) from None
 
     def name_of(self, token: str) -> str | None:
-        """Which node has this token; None for a stranger. As long for a wrong token as for a right one."""
+        """The node with this token; None for a stranger. It takes the same time for wrong and right tokens."""
         given = _hashed(token)
         found = [name for name, known in self.nodes().items() if hmac.compare_digest(known, given)]
         return found[0] if found else None
 
     def add(self, name: str, *, own: str = "") -> tuple[str, str]:
-        """Let a node in: its name, or where that is another machine's the next free one such as `name-2`; and its
-        token, which is kept nowhere here. `own`: the name that the same machine has already, whose token then ends.
-        Raises LinkError.
+        """Add a node. Returns its name (if another machine has `name`, one like `name-2`) and its token, of which only
+        the hash is kept. `own`: the name that the machine already has; its old token ends. Raises LinkError.
         """
         check_node_name(name)
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -69,7 +68,7 @@ class AllowList:
         return name, token
 
     def remove(self, name: str) -> None:
-        """Let a node in no more. Raises LinkError if there is none of that name."""
+        """Remove a node. Raises LinkError if none has that name."""
         with self._changing() as nodes:
             if nodes.pop(name, None) is None:
                 names = ", ".join(sorted(nodes)) or Message("nobody")
@@ -77,7 +76,7 @@ class AllowList:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, bytes]]:
-        """The nodes, written back at the end. Two processes never change them at once: no removal gets lost."""
+        """The nodes, written back at the end. A lock between processes makes sure that no removal gets lost."""
         make_private(self._path.parent)
         lock = self._path.with_name(f"{self._path.name}.lock")
         with self._lock, FolderLock(lock, purpose=Message("changing the list of nodes")):
@@ -87,5 +86,5 @@ class AllowList:
 
 
 def _hashed(token: str) -> bytes:
-    """All that is kept of a token."""
+    """The hash of a token, all that is kept of it."""
     return hashlib.sha256(token.encode()).digest()

@@ -1,12 +1,12 @@
-"""The one layer around a worker's link: practice for an unequal crew, and statistics of the worker's time.
+"""The one layer around a worker's link: it simulates slow machines and links (practice), and measures the worker.
 
-Practice: after each finished pass the worker sleeps, so that a speed of 0.5 takes twice the time; not for the time in
-which its process was stopped. Tensors take as long as they would at the given bandwidth, and messages arrive later by
-the delay. A contribution's time comes before that of the wrapped link, which has it no sooner than the coordinator
-would. The results are the same.
+Practice: after each pass the worker sleeps, so that a speed of 0.5 takes twice the time. Time in which its process was
+stopped is not doubled. Tensors take as long as the given bandwidth needs, and messages are delayed. The layer waits for
+a contribution's transfer time before it passes the contribution on, so it arrives no sooner than over a real link. The
+results of the training are the same.
 
-Statistics: what the worker does at this moment and how fast tensors travel, for the reports of its machine; and a line
-for its owner now and then.
+Statistics: the worker's present phase and the speed of transfers, for its machine's reports; and now and then a line
+for its owner.
 """
 
 import math
@@ -32,13 +32,13 @@ from cuadrilla.messages import Message
 
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
 MAX_GROWTH = 4.0
-"""A pass counts for at most this many times the one before: what took longer was not computing."""
+"""A pass counts as at most this many times as long as the one before: the rest of its time was not computing."""
 LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`speed` is relative to this machine, 1.0 leaves it as it is. `bits_per_second` 0: no limit."""
+    """`speed`: relative to this machine's; 1.0 does not slow down. `bits_per_second`: 0 means no limit."""
 
     speed: float = 1.0
     bits_per_second: float = 0.0
@@ -46,7 +46,7 @@ class Shape:
 
 
 def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
-    """A shape from `100mbit`, `1gbit+0.5ms` or nothing, which has been checked (`config.LINK_SHAPE`)."""
+    """A shape from `100mbit`, `1gbit+0.5ms` or "". The text was checked before (`config.LINK_SHAPE`)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit(?:\+(\d+(?:\.\d+)?)ms)?", text)
     if match is None:
         return Shape(speed=speed)
@@ -55,7 +55,7 @@ def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
 
 
 class OwnerLines:
-    """Step, share of the work and speed of the newest lease: a line for `report` at most every LINE_SECONDS."""
+    """Passes a line with step, share and speed of the newest lease to `report`, at most every LINE_SECONDS."""
 
     def __init__(self, report: Callable[[str], None], *, units_per_step: int, counted: str = "tokens") -> None:
         self._report = report
@@ -64,7 +64,7 @@ class OwnerLines:
         self._told_at = -math.inf
 
     def answered(self, lease: Lease, *, tokens: int, began: float, now: float) -> None:
-        """A lease of so many tokens, computed since `began`."""
+        """Report a lease with this many tokens, which was computed from `began` to `now`."""
         if now - self._told_at < LINE_SECONDS:
             return
         self._told_at = now
@@ -80,9 +80,9 @@ class OwnerLines:
 
 
 class PracticeLink:
-    """Wraps `link`. `lines`: for the worker's owner; `answered`: called when the first version or lease has come.
+    """Wraps `link`. `lines`: for the worker's owner; `answered`: called when the first version or lease has arrived.
 
-    Used by the loop's thread; `poll` by any.
+    Used by the training loop's thread; any thread may call `poll`.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class PracticeLink:
         self._pass_began = self._polled_at = self._phase_began = clock()
         self._pass_seconds = math.inf
         self._lease: tuple[Lease, float] | None = None
-        """Not answered yet, and since when."""
+        """The newest lease and when it arrived."""
         self._lock = threading.Lock()
         self._phase = "loading"
         self._waited = 0.0
-        """Seconds since the last poll."""
+        """Seconds of waiting since the last poll."""
         self._rates: dict[str, float] = {}
-        """Bytes per second of the newest transfer since the last poll, by phase."""
+        """By phase: bytes per second of the newest transfer since the last poll."""
 
     def poll(self) -> NodeReport:
-        """A report with what it does now, and what became of the time since the last poll."""
+        """A report with the present phase, and the waiting and the transfers since the last poll."""
         now = self._clock()
         with self._lock:
             if self._phase == "waiting":
@@ -142,7 +142,7 @@ class PracticeLink:
         self._enter("waiting")
         try:
             event = self._link.next_event()
-            if self._clock() - began > 1e-3:  # it was not waiting already: it has just come over the link
+            if self._clock() - began > 1e-3:  # the event has just arrived: it was not in the inbox before
                 self._pause(self._shape.delay_seconds)
         finally:
             self._enter("computing")
@@ -185,7 +185,7 @@ class PracticeLink:
             self._lines.answered(lease, tokens=answer.tokens, began=began, now=self._clock())
 
     def _enter(self, phase: str, *, num_bytes: int = 0) -> None:
-        """Begin a phase; `num_bytes` travelled in the one before."""
+        """Begin a phase. `num_bytes`: transferred in the phase before."""
         now = self._clock()
         with self._lock:
             if num_bytes:

@@ -1,19 +1,19 @@
 """The coordinator's side of the crew link: gRPC over TLS on one port, which workers dial.
 
-`CrewServer.send` puts a message on its way to a worker, and what workers say goes to `receive`. Messages of one
-worker are handled in their order, by a thread of its own.
+`CrewServer.send` sends a message to a worker. Messages from workers go to `receive`. Each worker has a thread, which
+handles its messages in their order.
 
 There are two calls. `Session` carries a worker's messages both ways and its contributions, as long as it works. `Call`
-is everything else: a message, answered by a message or by bytes. Who calls stands in the metadata: a caller is checked
-before anything of it is waited for.
+carries everything else: a message, answered by a message or by bytes. The token is in the call's metadata, so the
+caller is checked before the server waits for any data from it.
 
 Invariants
-* Who calls is decided by the token in the call's metadata and the list of nodes, at every call. Only to enroll takes
-  the secret of an open invite instead.
-* A node has one worker, or one for each device that its calls name; its token speaks for all.
-* A worker has one session: a newer one ends the older one, whose late messages no longer count. A kick ends them all.
-* Nothing is allocated for a peer beyond the tensors that its run expects of it, for one contribution at a time.
-* A connection that ends without goodbye is a worker that left; a silent one is found by the coordinator's clock.
+* Every call is authenticated by the token in its metadata and the list of nodes. Only `Enroll` needs the secret of an
+  open invite instead.
+* A node has one worker, or one for each device that its calls name. Its token is valid for all of them.
+* A worker has one session. A new one ends the old one, whose late messages no longer count. A kick ends all sessions.
+* For a peer the server allocates only the tensors that its run expects, for one contribution at a time.
+* A connection that ends without a Goodbye is a worker that left. The coordinator's clock detects silent ones.
 """
 
 import logging
@@ -71,29 +71,29 @@ from cuadrilla.messages import Message
 from cuadrilla.version import __version__
 
 DESCRIPTORS = 16_384
-"""Files of this process: 1,500 connections that say nothing would lock a server whose limit is 1,024."""
+"""Limit of open files of this process. With 1,024, 1,500 connections that send nothing would block the server."""
 NUM_THREADS, MAX_DEVICE = 2048, 20
 IDLE_SECONDS = 15.0
-"""A connection without a call is closed then; a worker's session is a call. A client connects again when it calls."""
+"""A connection without a call is closed after this time. A session is a call; a client reconnects for its next call."""
 STOP_SECONDS = 5.0
 KEPT_VERSIONS = 2
-"""A worker may still be reading the version before the newest one."""
+"""Versions that can be downloaded: a worker may still be reading the one before the newest."""
 NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
-"""The memory of this many contributions is kept for the next round; more workers pay for fresh memory."""
+"""Buffers for contributions that are reused in the next round. More workers than this need fresh memory."""
 
 FromWorker = Hello | Progress | Contribution | Goodbye | NodeReport | JobNews | Keep
 FROM_WORKER = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep)
-"""What a worker says in its session."""
+"""The messages of a worker in its session."""
 ASKED = (Describe, Leave, Download, Check, Follow)
-"""What a node says in a call of its own."""
+"""The messages that begin a `Call` of a node with a token."""
 
 log = logging.getLogger(__name__)
 
 
 Receive = Callable[[str, ToCoordinator | NodeReport], None]
-"""Hears what workers say; a Goodbye also of one that has gone without. Called from the threads of the link: it returns
-at once, whatever else is going on, and raises nothing."""
+"""Takes each worker's messages, and a Goodbye for a worker whose connection ended without one. It is called from the
+link's threads, so it must return at once and raise nothing."""
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class _Session:
     reason: str = Message("the connection ended")
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
-    """Each that has arrived is progress, too."""
+    """Chunks of data that have arrived. Each counts as progress."""
 
     @property
     def node(self) -> str:
@@ -111,9 +111,9 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `folder`: of the crew's keys and nodes;
-    `contributions`: what an answer's tensors may look like. `home`: of the machine whose owner invites; None
-    in practice. `pids`: the processes of its own workers. Raises LinkError.
+    """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys and list of nodes;
+    `contributions`: the layouts that a contribution may have; `home`: where the owner's invites are found, None in
+    practice; `pids`: the process of each worker on this machine. Raises LinkError.
     """
 
     def __init__(
@@ -146,18 +146,18 @@ class CrewServer:
         self.invites = Invites()
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        """By worker; what is said in a session that is not here any more counts no more."""
+        """The open session of each worker. Messages of a session that is not in here are dropped."""
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="crew-link")
         self._servers: list[Any] = []
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     def open(self, listen: Address) -> None:
-        """Listen where other machines dial `address` from now on. Raises LinkError."""
+        """Listen for other machines, which dial `self.address` from now on. Raises LinkError."""
         self.address = str(Address(listen.host, self.serve(str(listen))))
 
     def open_here(self) -> str:
-        """What workers of this machine dial, whatever becomes of its card. Raises LinkError."""
+        """The address for workers on this machine: a loopback one, which works without a network. Raises LinkError."""
         at = Address.parse(self.address)
         if not at.is_loopback:
             at = Address("127.0.0.1", at.port)
@@ -165,13 +165,13 @@ class CrewServer:
         return str(at)
 
     def poll(self) -> None:
-        """Who may come, and who may not any more: a few times a second."""
+        """End sessions of kicked nodes and load new invites. Called a few times a second."""
         self.end_kicked()
         if self.home is not None:
             self.invites.adopt(self.home.take_invites())
 
     def serve(self, address: str) -> int:
-        """Listen at HOST:PORT (0: any free port), too; returns the port. Raises LinkError."""
+        """Listen also at HOST:PORT (0: any free port). Returns the port. Raises LinkError."""
         allow_descriptors(DESCRIPTORS)
         check_free(address)
         calls = {"Session": self._session, "Call": self._call}
@@ -180,9 +180,9 @@ class CrewServer:
         return port
 
     def send(self, worker: str, message: ToWorker | Order) -> None:
-        """Put a message on its way; a worker without a session gets nothing.
+        """Send a message without waiting. It is dropped if the worker has no session.
 
-        A `Version`'s parameters are copied now: the weights of record may change before the worker has read them.
+        A `Version`'s parameters are copied now, since the weights of record may change before the worker reads them.
         """
         if isinstance(message, Version):
             self._publish(message)
@@ -196,21 +196,21 @@ class CrewServer:
             session.outbox.put(message)
 
     def _publish(self, version: Version) -> None:
-        """Keep its parameters as they are now, for whoever is told of it; once for all of them."""
+        """Keep a copy of the version's parameters, one for all workers."""
         if version.version not in self._versions:
             assert isinstance(version.parameters, Mapping)
-            if len(self._versions) >= KEPT_VERSIONS:  # first: its memory can hold the new one
+            if len(self._versions) >= KEPT_VERSIONS:  # first, so that its memory is reused
                 del self._versions[next(iter(self._versions))]
             layout = wire.Layout.of(version.parameters)
             self._versions[version.version] = layout.pack(version.parameters, memory=self._version_memory)
 
     def admit(self, name: str) -> Identity:
-        """The identity of a worker that the coordinator starts. That of an earlier run ends."""
+        """A new identity for a worker that the coordinator starts. An older token of this name becomes invalid."""
         _, token = self.nodes.add(name, own=name)
         return Identity(certificate=self.keys.certificate, token=token)
 
     def end_kicked(self) -> None:
-        """End the sessions of nodes that the allow-list does not hold any more."""
+        """End the sessions of nodes that are not in the list of nodes any more."""
         with self._lock:
             kicked = {session.node for session in self._sessions.values()} - self.nodes.nodes().keys()
         for name in sorted(kicked):
@@ -225,7 +225,7 @@ class CrewServer:
             self._receive(session.worker, Goodbye(reason=why))
 
     def close(self) -> None:
-        """End all sessions, give messages on their way a moment, close the port. Safe to call twice."""
+        """End all sessions, let the last messages leave, and close the port. Safe to call twice."""
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
@@ -249,7 +249,7 @@ class CrewServer:
             self._disconnected(session)
 
     def _begin(self, worker: str) -> _Session:
-        """A new session, which ends the worker's older one."""
+        """Begin a session, and end an older one of the same worker."""
         session = _Session(worker)
         with self._lock:
             older = self._sessions.pop(worker, None)
@@ -261,7 +261,7 @@ class CrewServer:
         return session
 
     def _read(self, session: _Session, requests: Iterator[bytes]) -> None:
-        """Everything one worker says, until its connection ends."""
+        """Handle all messages of a worker until its connection ends."""
         try:
             for request in requests:
                 self._take(session, wire.decode(request, *FROM_WORKER), requests)
@@ -276,7 +276,7 @@ class CrewServer:
             self._disconnected(session)
 
     def _take(self, session: _Session, message: FromWorker, requests: Iterator[bytes]) -> None:
-        """Raises LinkError for what no worker of ours says, ResourceError."""
+        """Handle one message. Raises LinkError for a message that is not allowed here, ResourceError."""
         worker = session.worker
         if isinstance(message, Contribution) and message.valid:
             data, began = self._data(session, requests), time.monotonic()
@@ -308,7 +308,7 @@ class CrewServer:
                 raise LinkError("it speaks of a job, and this run has none", hint="install the same version there")
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
-        """The chunks behind a message, each of which is progress of the worker: heartbeats wait behind them."""
+        """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
         for request in requests:
             if len(request) <= 1 or not request.startswith(wire.DATA):
                 return
@@ -322,7 +322,7 @@ class CrewServer:
         self._receive(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
     def _close_session(self, session: _Session, stop: Stop | None = None) -> bool:
-        """From now on nothing that it says counts; it may still hear why. Whether it was its worker's newest."""
+        """Close a session: its messages no longer count, but `stop` is still sent. True if it was still open."""
         with self._lock:
             is_news = self._sessions.get(session.worker) is session
             if is_news:
@@ -333,7 +333,7 @@ class CrewServer:
         return is_news
 
     def _disconnected(self, session: _Session) -> None:
-        """Its connection has ended; if that is news, its worker has left."""
+        """The connection has ended. If the session was still open, its worker has left."""
         if self._close_session(session):
             log.warning("%s left: %s", session.worker, session.reason)
             self._receive(session.worker, Goodbye(reason=session.reason))
@@ -367,7 +367,8 @@ class CrewServer:
                     yield from self._standby.grown(node_of(worker), asked, goes_on=goes_on)
 
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
-        """A name and a token, for one use of the invite. `own`: the machine's name so far. Raises CuadrillaError."""
+        """Use the invite once to give a node a name and a token. `own`: the name it already has, or "".
+        Raises CuadrillaError."""
         with self.invites.letting_in(secret):
             name, token = self.nodes.add(asked.name, own=own)
         log.info("%s joined the crew", name)
@@ -384,7 +385,7 @@ class CrewServer:
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
 
     def _download(self, wanted: Download) -> Iterator[bytes]:
-        """Raises LinkError for what is not offered."""
+        """The bytes of a version or a file. Raises LinkError if it is not offered."""
         packed = None if wanted.version is None else self._versions.get(wanted.version)
         if packed is not None:
             yield from wire.chunks([packed])
@@ -395,10 +396,10 @@ class CrewServer:
             raise LinkError("what is asked for is not here")
         yield from wire.file_chunks(path, wanted.offset)
 
-    # -- who calls -----------------------------------------------------------------------------------------------------
+    # -- authentication ------------------------------------------------------------------------------------------------
 
     def _worker(self, context: Any) -> str:
-        """The name of the worker that calls: of a node, or of the device that it names. Raises Refused, LinkError."""
+        """The calling worker, NODE or NODE/DEVICE. Raises Refused for a stranger; LinkError."""
         name = self._listed_name(context)
         if name is None:
             raise Refused(NOT_LISTED)
@@ -406,17 +407,17 @@ class CrewServer:
         return f"{name}/{device}" if device else name
 
     def _listed_name(self, context: Any) -> str | None:
-        """Which node's token a call shows; None for a stranger. Raises LinkError for a damaged list."""
+        """The node whose token is in the call's metadata; None for a stranger. Raises LinkError for a damaged list."""
         return self.nodes.name_of(metadata_of(context, wire.TOKEN_KEY))
 
 
 def start_server(
     address: str, calls: Mapping[str, Any], *, keys: Identity, pool: ThreadPoolExecutor
 ) -> tuple[Any, int]:
-    """gRPC's server at HOST:PORT, and its port; it answers in threads of `pool`. Raises LinkError.
+    """Start a gRPC server at HOST:PORT, which answers in threads of `pool`. Returns it and its port. Raises LinkError.
 
-    A connection that is silent for 30 s is asked whether its other end is there, which has as long to answer. Clients
-    ask every 10 s whether a connection lives; more often than every 5 s is abuse.
+    After 30 s of silence the server pings a connection, and closes it without an answer in another 30 s. Clients ping
+    every 10 s; a client that pings more often than every 5 s is disconnected.
     """
     options = [
         ("grpc.so_reuseport", 0),
@@ -440,13 +441,13 @@ def start_server(
 
 
 def metadata_of(context: Any, key: str) -> Any:
-    """What a call's metadata says; empty if nothing."""
+    """A value in a call's metadata; "" if it is not there."""
     return dict(context.invocation_metadata()).get(key, "")
 
 
 @contextmanager
 def refusing(context: Any) -> Iterator[None]:
-    """Ends a call with what went wrong, as `client.as_link_error` reads it."""
+    """Ends a call with the status and text of an error, as `client.as_link_error` reads them."""
     try:
         yield
     except CuadrillaError as error:

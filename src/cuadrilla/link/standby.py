@@ -1,14 +1,14 @@
-"""The coordinator's half of a standby: what makes a machine the coordinator, file by file, as it grows.
+"""The coordinator's side of a standby: sends the files that a machine needs to become the coordinator, as they grow.
 
-    standby.json       the crew's keys and nodes, what was announced; where this standby would coordinate
-    run/journal/       segments, which are continued
+    standby.json       keys and nodes of the crew, the newest announced version, the standby's future address
+    run/journal/       segments, which grow
     run/checkpoints/   the newest one; its manifest comes last
 
 Invariants
-* Only listed nodes that the coordinator's owner has named are answered: with the keys a node can be the coordinator.
-  A name that was given up is no standby's any more, whoever has it next.
-* The journal does not wait for a checkpoint: it is continued after every MiB of one.
-* What was announced is read before the journal and sent after it: whoever hears of a version has it.
+* Only nodes that the coordinator's owner has named are answered, because with the keys a node can be the coordinator.
+  When a node leaves the crew, its name loses this right: the next node of that name is no standby.
+* The journal does not wait for a checkpoint: after every MiB of one, its new bytes are sent.
+* The announced version is read before the journal and sent after it: a standby that hears of a version has it.
 """
 
 import json
@@ -26,31 +26,31 @@ from cuadrilla.link.base import FilePart, Follow, Refused
 from cuadrilla.link.identity import COORDINATOR_FILE
 
 POLL_SECONDS = 0.5
-NUM_CHUNKS = 4  # of a checkpoint, between two polls of the journal
+NUM_CHUNKS = 4  # chunks of a checkpoint that are sent between two polls of the journal
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
 
 @dataclass(kw_only=True)
 class StandbyServer:
-    """`names`: who may follow. `home`: of the coordinator's machine; `run`: the run directory."""
+    """`names`: the nodes that may follow. `home`: that of the coordinator's machine; `run`: the run directory."""
 
     names: frozenset[str] = frozenset()
     home: Home = field(default_factory=lambda: Home(Path()))
     run: Path = Path()
     announced: int = 0
-    """The newest version that workers have been told of."""
+    """The newest version that was sent to workers."""
     closing: threading.Event = field(default_factory=threading.Event)
     addresses: dict[str, str] = field(default_factory=dict)
-    """Where the crew would go on, as the standbys have said."""
+    """By name of the standby: the address at which it would coordinate."""
 
     def forget(self, name: str) -> None:
-        """The node of that name has left the crew."""
+        """A node has left the crew, so its name is no standby's any more."""
         self.names -= {name}
         self.addresses = {other: address for other, address in self.addresses.items() if other != name}
 
     def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
-        """What the standby does not have, as long as its call goes on: a `FilePart`, its bytes, and so on. Raises
-        LinkError; Refused for a node that the owner has not named."""
+        """The bytes that the standby lacks, as long as its call goes on: a `FilePart`, its bytes, the next `FilePart`.
+        Raises LinkError; Refused for a node that the owner has not named."""
         if name not in self.names:
             template = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
@@ -84,7 +84,7 @@ class StandbyServer:
                 yield int(path.parent.name[1:]), path.read_bytes()
 
     def _segments(self, begin: int, sent: dict[Path, int]) -> Iterator[bytes]:
-        """The journal from the checkpoint of version `begin` on, behind what was `sent`."""
+        """The new bytes of the journal's segments from version `begin` on. `sent`: bytes sent of each segment."""
         for path in sorted((self.run / "journal").glob("v*.log")):
             with suppress(FileNotFoundError):
                 size = path.stat().st_size
@@ -102,7 +102,7 @@ class StandbyServer:
 
 
 def _parts(name: str, chunks: Iterable[bytes], *, num_bytes: int) -> Iterator[bytes]:
-    """Each chunk behind its `FilePart`; an empty file has one, too."""
+    """Each chunk after a `FilePart`; for an empty file one empty chunk."""
     part = wire.encode(FilePart(name=name, num_bytes=num_bytes))
     for chunk in chunks if num_bytes else [b""]:
         yield from (part, chunk)

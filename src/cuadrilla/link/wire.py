@@ -1,14 +1,14 @@
-"""Messages and tensors of `link/base.py` as bytes on a connection, and back. No I/O.
+"""Encodes messages and tensors of `link/base.py` as bytes, and decodes them. No network I/O.
 
-A message is its name and JSON: `Progress {"micro_steps": 7}`. The bounds of its annotations are checked when it
-arrives. In a session the bytes that belong to a message follow it, in chunks that begin with `DATA`; an empty one is
-their end.
+A message is its name and JSON: `Progress {"micro_steps": 7}`. The bounds in its annotations are checked when it
+arrives. In a session, the bytes that belong to a message follow it in chunks that begin with `DATA`. A chunk without
+more bytes ends them.
 
-Tensors travel as one blob in the layout of safetensors, cut into chunks of `CHUNK_BYTES`. A receiver knows from its
-model which tensors it may get (`Layout`), so the blob's header must equal one that it expects: nothing of it is parsed,
-and no peer can make a receiver take more memory than the model has. TLS vouches for each byte.
+Tensors travel as one blob in safetensors' format, cut into chunks of `CHUNK_BYTES`. A receiver knows from its model
+which tensors may arrive (`Layout`), and the blob's header must equal one of the expected headers. So no header is
+parsed, and no peer can make a receiver allocate more memory than the model needs. TLS protects every byte.
 
-What costs time here is memory that the kernel has to clear, not copying: large buffers are used again (`Memory`).
+The slow part is fresh memory, which the kernel has to clear, not copying. So large buffers are reused (`Memory`).
 """
 
 import itertools
@@ -33,17 +33,17 @@ from cuadrilla.errors import LinkError, TaskError
 from cuadrilla.link.base import Tensors
 
 CHUNK_BYTES = 2**18
-"""Two seconds of a line of 1 Mbit/s: what arrives is a sign of life, and 5 s without one is a loss."""
+"""A chunk takes two seconds at 1 Mbit/s. Each one that arrives is a sign of life; 5 s without one is a lost worker."""
 DATA = b"\0"
 SERVICE = "cuadrilla.crew.Crew"
 DEVICE_KEY = "cuadrilla-device"
-"""In a call's metadata: for which of its devices a node calls, if it works with several."""
+"""Metadata of a call: the device whose worker calls, if the node has several."""
 TOKEN_KEY, INVITE_KEY = "cuadrilla-token", "cuadrilla-invite-bin"
-"""In a call's metadata: a node's token; the secret of an invite."""
+"""Metadata of a call: the node's token; the secret of an invite."""
 MAX_MESSAGE_BYTES = 16 * CHUNK_BYTES
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
           torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}  # fmt: skip
-"""Types of numbers that travel and that a journal keeps, as safetensors names them."""
+"""Dtypes that can be sent and kept in a journal, and their names in safetensors."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -51,13 +51,14 @@ assert sys.byteorder == "little", "big-endian machines are not supported"
 
 
 def encode(message: object) -> bytes:
-    """A message for the wire; what has its default value is left out."""
+    """A message as bytes. Fields with their default value are left out."""
     kind: Any = type(message)
     return f"{kind.__name__} ".encode() + _adapter(kind).dump_json(message, exclude_defaults=True)
 
 
 def decode(raw: bytes, *kinds: type) -> Any:
-    """A message of one of these kinds. Raises LinkError for anything else, and for numbers out of bounds."""
+    """The message, which must be of one of these kinds. Raises LinkError for anything else, and for values out of
+    bounds."""
     name, _, text = raw.partition(b" ")
     with suppress(ValueError):  # ValidationError is one
         for kind in kinds:
@@ -80,13 +81,13 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Tensors) -> "Layout":
-        """The layout of `tensors`: the widest dtype first, so that each value lies at a multiple of its size."""
+        """The layout of `tensors`. The widest dtype is first, so that each value is aligned to its size."""
         order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, str(tensors[name].dtype), name))
         return cls(tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order))
 
     @cached_property
     def header(self) -> bytes:
-        """What stands before the numbers in safetensors' layout: its length, and where each tensor lies."""
+        """The header of safetensors' format: its length, and each tensor's dtype, shape and position as JSON."""
         described, first = {}, 0
         for name, dtype, shape in self.entries:
             last = first + math.prod(shape) * dtype.itemsize
@@ -107,7 +108,7 @@ class Layout:
         return [math.prod(shape) * dtype.itemsize for _, dtype, shape in self.entries]
 
     def pack(self, tensors: Tensors, *, memory: "Memory | None" = None) -> memoryview:
-        """`tensors`, which must have this layout, as a blob: a copy."""
+        """A blob with a copy of `tensors`, which must have this layout."""
         packed = (memory or Memory()).take(self.num_bytes)
         packed[: len(self.header)] = self.header
         for name, target in self._views(packed).items():
@@ -115,7 +116,7 @@ class Layout:
         return packed
 
     def parts(self, tensors: Tensors) -> Iterator[Buffer]:
-        """The blob in parts; tensors are not copied where they are in this machine's memory already."""
+        """The blob in parts. Contiguous tensors in CPU memory are not copied."""
         yield self.header
         for name, dtype, shape in self.entries:
             tensor = tensors[name].detach().to(device="cpu", dtype=dtype)
@@ -123,13 +124,13 @@ class Layout:
             yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
     def unpack(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
-        """The tensors of a blob, without a copy: they keep it alive. Raises LinkError for one of another layout."""
+        """The tensors of a blob, without a copy; they keep it alive. Raises LinkError if the layout is another."""
         if len(blob) != self.num_bytes or bytes(blob[: len(self.header)]) != self.header:
             raise _unexpected()
         return self._views(blob)
 
     def _views(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
-        """The tensors that lie behind the header."""
+        """Views of the tensors behind the header."""
         first = len(self.header)
         values = torch.frombuffer(blob, dtype=torch.uint8, offset=first) if len(blob) > first else torch.empty(0).byte()
         parts = zip(self.entries, torch.split(values, self.sizes), strict=True)
@@ -137,7 +138,7 @@ class Layout:
 
 
 def _safetensors_name(dtype: torch.dtype) -> str:
-    """Raises TaskError for a type that no other machine and no later program could read."""
+    """Raises TaskError for a dtype that cannot be sent or kept."""
     if dtype not in DTYPES:
         raise TaskError(
             "tensors of {dtype} can be neither sent nor kept",
@@ -149,14 +150,14 @@ def _safetensors_name(dtype: torch.dtype) -> str:
 
 
 class Memory:
-    """Large buffers of one size, used again once nothing refers to them any more.
+    """Large buffers of one size, which are reused when nothing refers to them any more.
 
-    Fresh memory costs five times a copy: the kernel clears each page when it is first touched. What a buffer holds at
-    first is undefined.
+    Fresh memory costs five times as much as a copy, because the kernel clears each page at its first use. The content
+    of a new buffer is undefined.
     """
 
     def __init__(self, *, keep: int = 2) -> None:
-        """`keep`: how many buffers may wait for their next use."""
+        """`keep`: the most unused buffers that are kept."""
         self._keep = keep
         self._free: list[Tensor] = []
 
@@ -178,7 +179,7 @@ class Memory:
 
 
 def chunks(parts: Iterable[Buffer]) -> Iterator[bytes]:
-    """What lies in several parts, in chunks: one copy of each byte."""
+    """The bytes of all parts in chunks of `CHUNK_BYTES`. Each byte is copied once."""
     pieces: list[memoryview] = []
     room = CHUNK_BYTES
     for part in parts:
@@ -195,7 +196,7 @@ def chunks(parts: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def framed(message: object, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """A message of a session and the bytes that belong to it."""
+    """A message of a session, followed by the bytes that belong to it."""
     yield encode(message)
     for chunk in chunks:
         yield DATA + chunk
@@ -203,7 +204,7 @@ def framed(message: object, chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Iterator[bytes]:
-    """A file from `offset` to its end, or to `end`."""
+    """The bytes of a file from `offset` to its end, or to `end`."""
     size = path.stat().st_size if end is None else end
     with open(path, "rb") as file:
         file.seek(min(offset, size))
@@ -212,16 +213,15 @@ def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Itera
 
 
 def noise(seconds: float) -> Iterator[bytes]:
-    """What measures a line for so long, in chunks that end in time on a slow one and fill a fast one."""
+    """Random bytes for `seconds`, to measure a link. The chunks are small enough for a slow link to end in time, and
+    large enough to fill a fast one."""
     chunk, end = os.urandom(CHUNK_BYTES // 2), time.monotonic() + seconds
     while time.monotonic() < end:
         yield chunk
 
 
 def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a blob from its chunks, in the one of these layouts whose header the first chunk begins with.
-    Raises LinkError.
-    """
+    """The tensors of a blob that arrives in chunks. Its header must be that of one of `layouts`. Raises LinkError."""
     first = next(chunks, b"")
     layout = next((each for each in layouts if first[: len(each.header)] == each.header[: len(first)]), None)
     if layout is None or not first:
@@ -237,7 +237,7 @@ def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Mem
             raise _unexpected()
         return layout.unpack(blob)
     finally:
-        del blob  # gRPC keeps the error of a call that broke for long, and with it what was going on
+        del blob  # gRPC keeps the error of a broken call for long, and with it this frame's variables
 
 
 def _unexpected() -> LinkError:

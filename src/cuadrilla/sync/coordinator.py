@@ -61,7 +61,6 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The last committed version."""
         return self.work.version
 
     def handle(self, event: Event, now: float) -> list[Action]:

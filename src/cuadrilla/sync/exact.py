@@ -91,7 +91,6 @@ class ExactWorker:
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Wraps a pass, forward and backward: running statistics of record do not change in it."""
         return self._statistics.collecting_statistics()
 
     def after_micro_step(self, sums: Sums) -> None:
@@ -115,7 +114,6 @@ class ExactWorker:
         """Does nothing: the merge half runs the optimizer."""
 
     def contribute(self) -> Tensors:
-        """The tensors of the contribution. They must not change until the next `apply`."""
         if self._strict:  # also zeros for what no pass has reached, as in a lease without units
             gradients = {name: self._fixed_sum(name) for name in self.params}
         else:
@@ -130,7 +128,6 @@ class ExactWorker:
         return self._fixed[name]
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Load a committed version."""
         with torch.no_grad():
             for name, tensor in {**self.params, **self._statistics.record}.items():
                 source = version[name]
@@ -205,7 +202,6 @@ class ExactMerge:
         self._statistics.mean = {name: tensor for name, tensor in update.items() if name not in self._params}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state."""
         return self._optimizer.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -43,7 +43,6 @@ class Ledger:
         return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
 
     def open_units(self, count: int) -> None:
-        """Open the next `count` units of the run."""
         self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 

@@ -93,7 +93,6 @@ class UnitStatistics:
         return self._sums
 
     def begin(self) -> None:
-        """Start a lease."""
         self._sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
 
     @contextmanager

@@ -97,7 +97,6 @@ class Work:
         return [Send(worker=worker, message=lease)]
 
     def tell_version(self, worker: str) -> Action:
-        """Send the version that was committed last."""
         return Send(worker=worker, message=Version(version=self.version, next_round_steps=self.steps))
 
     def late(self) -> list[Grant]:
@@ -218,7 +217,6 @@ class Rounds:
         return len(grant.units) <= work.steps
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        """The number of groups for each member."""
         return share_units(num_groups, paces=paces)
 
     @property
