@@ -18,7 +18,7 @@ ALONE = 0
 """In the place of a round's number of steps: the fastest machine trains alone. 1 is an exact step, more is a window."""
 MAX_FAILURES_OF_A_UNIT = 2
 PROBE_COST = 0.02
-"""Largest part of the time that is spent on measuring all members again that have no share."""
+"""Measuring members that have no share takes at most this part of the time, for all of them together."""
 MIN_LATE_SECONDS = 0.5
 UNKNOWN_LATE_SECONDS = 30.0
 """A lease is late after this time, as long as no member's speed is known."""
@@ -68,7 +68,7 @@ class Work:
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that another member should compute: those that this worker's node failed, or those that this worker
-        failed if there is no other node. None if it is the only member.
+        failed if there is no other node. Empty for the only member.
         """
         own = self.crew.of_node(worker)
         if own == self.crew.members.keys():
