@@ -1,7 +1,7 @@
-"""Spanish corpora by name; anything else that is asked for is an address.
+"""Spanish corpora by name. An argument that is not such a name must be an address.
 
-Sizes are approximate, for the question before a large download; what is fetched is measured. The catalogue knows no
-hashes: the archives of repositories are made on request, and the texts are corrected by their editors.
+Sizes are approximate: they serve the question before a large download. The catalogue has no hashes, because archives of
+repositories are made on request, and editors correct the texts.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ WEB_SCHEMES = ("http://", "https://")
 class CatalogueEntry(DownloadRequest):
     what: str
     about_bytes: int
-    """Size of the download; for an archive that is made on request that of its repository."""
+    """Approximate size of the download; of an archive that is made on request, the size of its repository."""
 
     @property
     def size(self) -> str:
@@ -56,11 +56,11 @@ CATALOGUE = {
         name="fineweb2-test.parquet",
     ),
 }
-"""By name. Their files go into folders of these names."""
+"""The known corpora by name. The files of each go into a folder of its name."""
 
 
 def resolve(argument: str, *, sha256: str = "") -> DownloadRequest:
-    """The file that a name of the catalogue or an address stands for. Raises ConfigError for what is neither."""
+    """The download for a name of the catalogue, or for an address. Raises ConfigError for anything else."""
     if corpus := CATALOGUE.get(argument):
         return replace(corpus, subfolder=argument, sha256=sha256)
     if not argument.startswith(WEB_SCHEMES):

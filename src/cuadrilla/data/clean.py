@@ -1,41 +1,41 @@
-"""From decoded text to documents: repair what is repairable, count it, cut at blank lines, hold some documents out.
+"""From decoded text to documents: repair the text, count the repairs, cut at blank lines, choose what is held out.
 
-What happens to odd text (`counts` go into the manifest)
+What happens to odd text (the `counts` go into the manifest)
 * Line ends: CRLF and CR become LF. Vertical tab, form feed, NEL (U+0085) and U+2028 become LF; U+2029 a blank line.
 * NUL and the other control characters, U+FEFF inside the text and the noncharacters U+FFFE and U+FFFF are dropped.
-* Bytes that the encoding cannot hold arrive as U+FFFD, stay as U+FFFD and are counted; so are halves of surrogate
-  pairs, which JSON can spell.
-* A line that was UTF-8, was read as something else and written again (`Ã¡` for `á`) is put right by ftfy, and counted.
+* Bytes that are invalid in the file's encoding arrive as U+FFFD, stay, and are counted. Halves of surrogate pairs,
+  which JSON can contain, become U+FFFD and are counted, too.
+* A line of UTF-8 that was read in another encoding and saved again (`Ã¡` for `á`) is repaired by ftfy, and counted.
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
 * Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
   become one.
-* Lines of prose that were broken at a fixed width, as Project Gutenberg does, are joined again, unless the file is
-  Markdown: those to which the next line's first word would not have fitted. Verses stay, since they are shorter.
-* A Project Gutenberg header, footer and credits are removed, their characters counted.
+* Prose that was broken at a fixed width, as Project Gutenberg's, is joined again, unless the file is Markdown. A line
+  is joined to the next one if the next one's first word would not have fitted. Verses stay, since they are shorter.
+* A Project Gutenberg header, footer and credits are removed; their characters are counted.
 
 What a document is
 * A text of at most `MAX_DOCUMENT` = 20,000 characters is one document.
-* A longer one is cut at blank lines into documents of 5,000 to 20,000 characters. Where to cut is decided by the
-  paragraph that follows (one in eight begins a document), not by counting from the start: two editions of a book that
-  differ in their preface meet again at the next cut, so that their common chapters are recognised as duplicates.
-* A paragraph longer than 20,000 characters is treated line by line, and a longer line is cut at a blank.
+* A longer text is cut at blank lines into documents of 5,000 to 20,000 characters. The paragraph after a blank line
+  decides whether to cut there (one in eight begins a document), not its distance from the start. So two editions with
+  different prefaces are cut at the same places from the next cut on, and their common chapters are found as duplicates.
+* A paragraph longer than 20,000 characters is cut at line ends, and a line longer than that at a blank.
 
-Which side of the split a document is on
-* By source: a text (a file, a member of an archive, a record) is held out whole when the hash of its documents, read as
-  a fraction, is below `val_fraction`; but not if it alone is more than `MAX_SHARE` times what is wanted. A model that
-  has read one half of a novel finds the other one easy. By document: the same for each document by itself.
+Which documents are held out
+* By text: a text (a file, a member of an archive, a record) is held out whole, because a model that has read half of a
+  novel finds the other half easy. It is held out if the hash of its documents, read as a fraction, is below
+  `val_fraction`, but not if it has more than `MAX_SHARE` times the wanted size. By document: each one by its own hash.
 * So a text stays on its side when other files are added, and one that occurs twice (it is kept once) has one side.
-* If none falls below, the one with the lowest hash is held out. A corpus of a single document is cut finer, at
-  2,000 or 200 characters.
+* If no hash is below `val_fraction`, the text or document with the lowest hash is held out. A corpus of a single
+  document is cut finer, at 2,000 or 200 characters.
 
-What is not worth learning from
-* What no book has is dropped: mostly figures and marks, words without end, the same lines over and over. Verse,
-  dialogue, old spelling, lists of chapters and other languages pass.
-* Pages of the web want more than that: filter them first, for example with datatrove (FineWeb-2's rules for Spanish:
+What is dropped
+* Text that is unlike any book: mostly figures and marks, words without end, the same lines over and over. Verse,
+  dialogue, old spelling, lists of chapters and other languages are kept.
+* Web pages need stricter filters. Filter them first, for example with datatrove (FineWeb-2's rules for Spanish:
   https://github.com/huggingface/fineweb-2, configs/spa_Latn.yml).
 
-A text is read in pieces and never held whole, however long its lines: it is cleaned in sections of about a million
-characters, each by itself, and a section ends a document.
+A text is read in pieces and never held whole in memory, however long its lines are. It is cleaned in sections of about
+a million characters, each by itself; the end of a section ends a document.
 """
 
 import hashlib
@@ -51,21 +51,21 @@ from ftfy import fix_encoding
 from numpy.typing import NDArray
 
 MAX_DOCUMENT = 20_000
-"""Characters in a document, at most."""
+"""Maximum number of characters in a document."""
 SECTION_CHARACTERS = 2**20
-"""A longer text is cleaned in sections, so that several processes share it."""
+"""A longer text is cleaned in sections of this size, so that several processes share it."""
 BOUNDARY_RARITY = 8
 WIDTHS, MIN_WRAPPED_LINES, WRAPPED_PERCENT, MIN_FULL = range(55, 101), 20, 95, 0.7
-"""Of a text that was broken at a fixed width: characters of a line, lines that are followed by others, the part of them
-that is no longer than that width, and the part that the next word would have made longer."""
+"""A text was broken at a fixed width if, of its lines that another line follows, there are `MIN_WRAPPED_LINES` or more,
+`WRAPPED_PERCENT` of them fit a width in `WIDTHS`, and `MIN_FULL` of them had no room for the next line's first word."""
 MAX_SHARE = 2.0
-"""A text of more than this many times the part to hold out stays in `train`."""
+"""A text of more than this many times the characters to hold out stays in `train`."""
 MAX_REPEATED = 0.5
-"""Share of the characters in lines that repeat an earlier one."""
+"""Maximum share of a document's characters in lines that repeat an earlier line."""
 MIN_LETTERS = 0.4
-"""Share of letters among what is not blank."""
+"""Minimum share of letters among the bytes that are not blank."""
 WORD_LENGTH = (1.5, 40)
-"""Mean bytes of a word, least and most."""
+"""Bounds of the mean length of a word, in bytes."""
 
 _BLANKS = " \t\u00a0"
 _BEGINS, _HYPHEN = re.compile(r"[-–—«*_\d\s]"), re.compile(r"\w-$")
@@ -83,9 +83,9 @@ _TO_BLANK = bytes(32 if chr(byte).isspace() and byte < 128 else byte for byte in
 
 
 def sections(pieces: Iterable[str], counts: Counter[str], *, size: int = SECTION_CHARACTERS) -> Iterator[str]:
-    """One text without Project Gutenberg's parts, cut into sections of some `size` characters, for one process each.
+    """Cut one text into sections of about `size` characters, without Project Gutenberg's header, credits and footer.
 
-    Where it is cut depends on the text alone, not on how it arrives.
+    The cuts depend only on the text, not on the pieces in which it arrives.
     """
     rest = iter(pieces)
     first = next(rest, "")
@@ -120,13 +120,13 @@ def _cut(pieces: Iterable[str], size: int) -> Iterator[str]:
 def documents(
     section: str, *, keep_indentation: bool, counts: Counter[str], maximum: int = MAX_DOCUMENT
 ) -> Iterator[str]:
-    """The documents of a section, clean; `counts` grows by what was repaired or dropped. No document is empty."""
+    """The clean documents of a section; none is empty. `counts` grows by what was repaired or dropped."""
     clean = _clean_piece(section, keep_indentation=keep_indentation, counts=counts)
     return _blocks(list(_units(clean, maximum=maximum)), maximum=maximum)
 
 
 def document_hash(text: str) -> bytes:
-    """16 bytes that two documents share when they differ in white space only (blanks, NBSP, tabs, line ends)."""
+    """A hash of 16 bytes, equal for documents that differ only in white space (blanks, NBSP, tabs, line ends)."""
     raw = text.encode().replace(b"\xc2\xa0", b" ").translate(_TO_BLANK).strip(b" ")
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
@@ -134,7 +134,7 @@ def document_hash(text: str) -> bytes:
 
 
 def reason_to_drop(text: str) -> str | None:
-    """The first rule that a document breaks, as a key for counts; None if it is kept."""
+    """The first rule that a document breaks, as a name for `counts`; None if it is kept."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "empty"
@@ -153,7 +153,7 @@ def reason_to_drop(text: str) -> str | None:
 
 
 def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArray[np.bool_]:
-    """Which documents are held out, by hash alone; at least one is, and at least one is not, if there are two."""
+    """Which documents are held out, by hash alone. Of two or more, at least one is held out and at least one is not."""
     is_val = hashes < np.uint64(val_fraction * 2**64)
     if len(hashes) >= 2:
         is_val[np.argmin(hashes)] = True
@@ -164,7 +164,8 @@ def split_documents(hashes: NDArray[np.uint64], *, val_fraction: float) -> NDArr
 def split_texts(
     hashes: NDArray[np.uint64], texts: NDArray[np.uint32], characters: NDArray[np.uint32], *, val_fraction: float
 ) -> NDArray[np.bool_]:
-    """Which documents are held out if no text may be on both sides, from their texts' hashes, texts and sizes."""
+    """Which documents are held out if each text is held out whole or not at all. For each document: the hash of its
+    text, the number of its text, its characters."""
     _, first, of_text = np.unique(texts, return_index=True, return_inverse=True)
     shares = np.bincount(of_text, weights=characters) / max(1, int(characters.sum()))
     fits = shares <= max(MAX_SHARE * val_fraction, shares.min(initial=1.0))
@@ -181,7 +182,7 @@ def _cut_point(text: str, limit: int) -> int:
 
 
 def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:
-    """Characters first, then blanks."""
+    """Repair characters, then strip blanks and join wrapped lines."""
     text = piece.replace("\r\n", "\n").replace("\r", "\n")
     text = _decoded_once(text, counts) if _MAY_BE_TWICE.search(text) else text
     text = unicodedata.normalize("NFC", _ODD.sub(_repaired, text))
@@ -192,7 +193,7 @@ def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) ->
 
 
 def _unwrapped(lines: list[str], counts: Counter[str]) -> list[str]:
-    """Lines that were broken at a fixed width joined again; as they are where most were not."""
+    """Join lines that were broken at a fixed width. Returns `lines` unchanged if most of them were not."""
     followed = sorted(len(line) for line, after in itertools.pairwise(lines) if line and after)
     width = followed[len(followed) * WRAPPED_PERCENT // 100] if len(followed) >= MIN_WRAPPED_LINES else 0
     joined, before = lines[:1], lines[0]
@@ -215,7 +216,7 @@ def _repaired(match: re.Match[str]) -> str:
 
 
 def _decoded_once(text: str, counts: Counter[str]) -> str:
-    """Lines that were encoded twice, put right."""
+    """Repair lines that were encoded twice."""
     lines = text.split("\n")
     fixed = [fix_encoding(line) if _MAY_BE_TWICE.search(line) else line for line in lines]
     counts["lines_encoded_twice"] += sum(map(str.__ne__, fixed, lines))
@@ -223,8 +224,8 @@ def _decoded_once(text: str, counts: Counter[str]) -> str:
 
 
 def _units(text: str, *, maximum: int) -> Iterator[str]:
-    """Paragraphs; the lines of a paragraph longer than `maximum`; the parts of a line longer than that. Each with the
-    line ends that set it apart from the previous one."""
+    """Paragraphs. A paragraph longer than `maximum` comes as its lines, a line longer than that as its parts. Each
+    begins with the line ends that separate it from the one before."""
     for block in text.split("\n\n"):
         paragraph = block.strip("\n")
         if len(paragraph) > maximum:

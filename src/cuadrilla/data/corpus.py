@@ -1,8 +1,8 @@
-"""Everything between the sources and the tokens: cleaned in parallel, each document once, split in two.
+"""The work between sources and tokens: clean the text in parallel, drop duplicates, split it in two.
 
-The text is dealt in batches of about `clean.SECTION_CHARACTERS` characters. What a batch becomes depends on nothing
-else, so any process of any machine may clean it; it waits on disk as a `.npz`. In memory there are 40 bytes for each
-document.
+The text is dealt out in batches of about `clean.SECTION_CHARACTERS` characters. The result of a batch depends only on
+the batch, so any process of any machine may clean it. Results wait on disk as `.npz` files. Memory holds 40 bytes for
+each document.
 """
 
 import io
@@ -25,23 +25,23 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
 
 RECIPE = 9
-"""Raised when the same inputs and options would give other bytes; part of the options in a manifest."""
+"""Version of the preparation, raised when equal inputs and options would give other bytes. Manifests store it."""
 DROP, TRAIN, VAL = 0, 1, 2
 SPLITS = {TRAIN: "train", VAL: "val"}
 MIN_CHARACTERS = 20
 """Shorter documents are dropped."""
 MIN_TEXTS = 20
-"""Among fewer texts none is held out whole: it would be missed."""
+"""With fewer texts, parts of texts are held out: a whole one would be too large a loss for training."""
 DOCUMENT_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
 
 
 class TextSection(NamedTuple):
-    """A text or a part of one."""
+    """A text, or a part of one."""
 
     source: int
     number: int
-    """Its text's place among all."""
+    """Number of the text among all texts."""
     keeps_indentation: bool
     text: str
 
@@ -50,10 +50,10 @@ class TextSection(NamedTuple):
 class CleanChunk:
     path: Path
     first: int
-    """Number of its first document."""
+    """Number of its first document in the corpus."""
 
     def array(self, name: str) -> NDArray[Any]:
-        """One of the arrays of `clean_sections`. Raises ResourceError if the file is gone."""
+        """One of the arrays that `clean_sections` made. Raises ResourceError if the file is gone."""
         with storage_errors(self.path), np.load(self.path) as arrays:
             return np.asarray(arrays[name])
 
@@ -66,7 +66,7 @@ class CleanChunk:
 
 
 class Corpus:
-    """The documents of a preparation, each with its hash, size, text, source and split."""
+    """The documents of a preparation: for each its hash (`high`, `low`), sizes, text, source and split."""
 
     def __init__(self, chunks: list[CleanChunk]) -> None:
         self.chunks = chunks
@@ -75,7 +75,7 @@ class Corpus:
         self.sources, self.texts, self.high, self.low, self.characters, self.sizes = map(self._joined, names)
         self.splits = np.full(len(self.high), TRAIN, dtype=np.uint8)
         self.note = ""
-        """How VAL was chosen, and why so."""
+        """What was held out, and by which rule."""
 
     def _joined(self, name: str) -> NDArray[Any]:
         parts = [chunk.array(name) for chunk in self.chunks]
@@ -89,13 +89,13 @@ class Corpus:
         return int(self.characters[self.splits != DROP].sum())
 
     def documents_of_sources(self, num_sources: int) -> list[dict[str, int]]:
-        """How many documents each source gave to each split."""
+        """For each source, the number of its documents in each split."""
         table = np.zeros((num_sources, 3), dtype=np.int64)
         np.add.at(table, (self.sources, self.splits), 1)
         return [{name: row[split] for split, name in SPLITS.items() if row[split]} for row in table.tolist()]
 
     def train_texts(self, *, max_characters: int) -> Iterator[str]:
-        """TRAIN: all of it, or about `max_characters` chosen by hash."""
+        """The documents of `TRAIN`: all of them, or about `max_characters` chosen by hash."""
         is_train = self.splits == TRAIN
         share = min(1.0, max_characters / max(1, int(self.characters[is_train].sum())))
         chosen = is_train & (self.low < np.uint64(share * 2**64)) if share < 1 else is_train
@@ -110,7 +110,7 @@ class Corpus:
         self.counts["documents_duplicate"] = int(np.count_nonzero(is_copy))
 
     def drop_contained(self, *, alike: list[int]) -> None:
-        """Drop what is in earlier documents; those of the sources `alike` are so on purpose."""
+        """Drop documents that earlier ones contain. Sources in `alike` are exempt: their texts resemble each other."""
         is_compared = (self.splits != DROP) & ~np.isin(self.sources, alike)
         parts = [np.zeros(0, dtype=np.uint64)]
         for chunk in self.chunks:
@@ -123,7 +123,7 @@ class Corpus:
         self.counts["documents_contained"] = len(found)
 
     def split(self, val_fraction: float, *, named: list[int]) -> None:
-        """Hold some documents out, those of the sources `named` if there are any."""
+        """Hold out the documents of the sources in `named`; if it is empty, about `val_fraction` of all."""
         kept = np.flatnonzero(self.splits != DROP)
         num_texts = len(np.unique(self.texts[kept]))
         if named:
@@ -142,7 +142,7 @@ class Corpus:
         self.note = Message("held out: {how}; {share:.1%} of the characters", how=how, share=share)
 
     def _text_hashes(self) -> NDArray[np.uint64]:
-        """For each document a hash of its text: of all its documents, also of those that others have already."""
+        """For each document the hash of its text: of all documents of the text, including dropped ones."""
         each, firsts = np.unique(self.texts, return_index=True)  # the documents of a text follow each other
         hashes = mixed(np.add.reduceat(self.high, firsts))
         return np.asarray(hashes[np.searchsorted(each, self.texts)])
@@ -151,7 +151,7 @@ class Corpus:
 def make_corpus(
     work: Path, *, read: Sources, val_fraction: float, keep_all: bool, workers: Workers, progress: Progress
 ) -> Corpus:
-    """Read, clean, deduplicate and split everything; a single document is cut finer. Raises DataError."""
+    """Read, clean, deduplicate and split all sources. A single document is cut finer. Raises DataError."""
     for maximum in DOCUMENT_SIZES:
         corpus = _cleaned(work, read=read, keep_all=keep_all, maximum=maximum, workers=workers, progress=progress)
         if len(corpus) >= 2:
@@ -163,7 +163,7 @@ def make_corpus(
 def _cleaned(
     work: Path, *, read: Sources, keep_all: bool, maximum: int, workers: Workers, progress: Progress
 ) -> Corpus:
-    """Each document once, no split yet."""
+    """Read, clean and deduplicate all sources, without splitting them."""
     counts: Counter[str] = Counter()
     total = sum(source.size_bytes for source in read.all)
     progress(CLEANING, 0, total)
@@ -189,9 +189,9 @@ def _cleaned(
 
 
 def clean_sections(sections: Sequence[TextSection], *, maximum: int, keep_all: bool) -> bytes:
-    """The documents of a batch, and what is needed to compare them: the content of a `.npz`.
+    """Clean a batch. Returns the content of a `.npz`: the documents, and the hashes and samples to compare them by.
 
-    `maximum`: characters of a document; `keep_all`: drop only what is very short.
+    `maximum`: characters of a document. `keep_all`: drop only very short documents.
     """
     counts: Counter[str] = Counter()
     documents: list[str] = []
@@ -225,7 +225,7 @@ def clean_sections(sections: Sequence[TextSection], *, maximum: int, keep_all: b
 
 
 def documents_of(read: Sources) -> Iterator[str]:
-    """The documents of everything, clean. Raises DataError."""
+    """The clean documents of all sources, in order. Raises DataError."""
     counts: Counter[str] = Counter()
     for section in _sections(read, counts):
         yield from clean.documents(section.text, keep_indentation=section.keeps_indentation, counts=counts)
@@ -235,11 +235,11 @@ def _sections(read: Sources, counts: Counter[str]) -> Iterator[TextSection]:
     for number, text in enumerate(read.texts()):
         for section in clean.sections(text.pieces, counts):
             yield TextSection(text.source, number, text.keeps_indentation, section)
-        deque(text.pieces, maxlen=0)  # what follows an ebook's end may be damaged
+        deque(text.pieces, maxlen=0)  # read the rest, too: it may be damaged
 
 
 def _batches(read: Sources, counts: Counter[str]) -> Iterator[list[TextSection]]:
-    """Sections for one process."""
+    """Sections in batches of about `clean.SECTION_CHARACTERS` characters, each for one process."""
     batch: list[TextSection] = []
     size = 0
     for section in _sections(read, counts):

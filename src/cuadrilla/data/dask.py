@@ -1,8 +1,8 @@
 """The workers of a Dask cluster, for `data prepare --dask scheduler:8786`.
 
-They need none of this machine's files: a job travels with the bytes that it reads and gives back those of its result.
-It depends on nothing else, so Dask may repeat it elsewhere when a worker dies. Dask's own configuration says how the
-scheduler is reached (TLS: https://distributed.dask.org/en/stable/tls.html).
+They need none of this machine's files: a job carries the bytes that it reads, and returns the bytes of its result. It
+depends on nothing else, so Dask may repeat it elsewhere if a worker dies. Dask's own configuration says how to reach
+the scheduler (TLS: https://distributed.dask.org/en/stable/tls.html).
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from cuadrilla.version import __version__
 
 
 def program() -> str:
-    """What decides the bytes that a job makes: the same on all workers."""
+    """All versions that decide the bytes of a job's result. They must be equal on all workers."""
     return f"cuadrilla {__version__}.{RECIPE}, tokenizers {tokenizers.__version__}, Unicode {unidata_version}"
 
 
 @contextmanager
 def dask_workers(scheduler: str) -> Iterator[Workers]:
-    """The workers of a cluster. Raises LinkError without scheduler or workers, or if a job kills them."""
+    """The workers of a cluster. Raises LinkError without scheduler or workers, or if a job kills workers."""
     to_files_only("distributed")
     try:
         with distributed.Client(scheduler, set_as_default=False, name="cuadrilla") as client:

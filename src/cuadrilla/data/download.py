@@ -1,15 +1,16 @@
-"""One file by HTTP or HTTPS into a folder: fetched in as many tries as it takes, hashed, recorded.
+"""Fetch one file by HTTP or HTTPS into a folder, in as many tries as it takes; check its hash and record it.
 
-A try goes on only from what a validator (a strong ETag, else the date of the last change; RFC 9110, 13 and 14) says is
-still the same file. Certificates are verified by what the system trusts (a company's own authority included;
-`SSL_CERT_FILE` adds one), and the system's proxies are used.
+A try resumes a partial file only if a validator (a strong ETag, else Last-Modified; RFC 9110, 13 and 14) says that the
+server's file is still the same. Certificates are verified with the system's trust store (which may hold a company's own
+authority; `SSL_CERT_FILE` adds one), and the system's proxies are used.
 
 Invariants
-* A file with its name in the folder is complete, and was checked against every hash that is known. Until then it is a
-  hidden part, which `data prepare` does not see.
-* What came is kept, whatever ends the download, if the server allows to go on from there and it did not prove wrong.
-* The order at the end is: part durable, record durable, rename. A crash between any two is cured by the next run.
-* One process per folder, by a lock.
+* A file under its own name is complete, and was checked against every hash that is known. Until then it is a hidden
+  part, which `data prepare` does not see.
+* However a download ends, what has arrived is kept, if the server allows resuming and the bytes did not prove wrong.
+* At the end the part is made durable, then the record, then the part is renamed. If a crash comes between two of these,
+  the next run repairs it.
+* A lock keeps other processes out of the folder.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ from cuadrilla.rundir import FolderLock, file_sha256, fsync_folder, storage_erro
 from cuadrilla.version import __version__
 
 MAX_TRIES = 6
-"""In a row, without a byte."""
+"""Number of tries in a row without a new byte after which the download fails."""
 SILENCE_SECONDS = 30.0
 MAX_NAME = 150
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -52,14 +53,14 @@ class DownloadRequest:
     """A file to fetch, and what is known about it beforehand."""
 
     url: str
-    """What is recorded; also tells one download from another."""
+    """The address. The record has it, and it identifies the download."""
     name: str = ""
-    """How to call it; else as the server does, or as the address ends."""
+    """Name of the file. By default the server's name for it, or the end of the address."""
     subfolder: str = ""
     licence: str = UNKNOWN
     sha256: str = ""
     inside: str = ""
-    """The folder in a zip archive of which the files are wanted; empty to keep the file as it is."""
+    """Folder in a zip archive whose files are unpacked. Empty: the downloaded file is kept as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,11 @@ class Fetched:
     records: Sequence[DownloadRecord]
     folder: Path
     already: bool
-    """It was there before."""
+    """The file was there before."""
 
 
 class Part:
-    """The beginning of a file that is on its way: hidden, so that `data prepare` does not see it."""
+    """The beginning of a file that is being fetched. It is hidden, so that `data prepare` does not see it."""
 
     def __init__(self, folder: Path, *, url: str) -> None:
         key = hashlib.sha256(url.encode(errors="surrogatepass")).hexdigest()[:16]
@@ -80,11 +81,11 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """What can be gone on from."""
+        """Bytes that a try can resume from; 0 without a validator."""
         return self.path.stat().st_size if self.validator and self.path.exists() else 0
 
     def begin(self, validator: str) -> None:
-        """Make void what is there."""
+        """Delete what is there, and begin a file with this validator."""
         self.path.unlink(missing_ok=True)
         self.validator = validator
         self._tag.write_text(validator)
@@ -95,10 +96,10 @@ class Part:
 
 
 def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Report = lambda _text: None) -> Fetched:
-    """Bring one file to `to`, or find it there.
+    """Fetch one file into `to`, unless it is there already.
 
-    Raises LinkError when the server does not give it, DataError when it gives something else, ResourceError for the
-    disk, ConfigError when another process fetches to `to`.
+    Raises LinkError if the server does not send it, DataError if it sends something else, ResourceError for the disk,
+    ConfigError if another process fetches into `to`.
     """
     folder = to / wanted.subfolder
     with storage_errors(folder):
@@ -114,7 +115,7 @@ def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Repo
             name = _receive(wanted.url, part, progress=progress, report=report)
             rows = _settle(wanted, part.path, records, folder=folder, name=safe_name(wanted.name or name))
         except BaseException as failure:
-            if isinstance(failure, DataError) or not part.validator:  # it is wrong, or cannot be gone on from
+            if isinstance(failure, DataError) or not part.validator:  # the file is wrong, or cannot be resumed
                 part.discard()
             raise
         part.discard()
@@ -122,7 +123,7 @@ def fetch(wanted: DownloadRequest, *, to: Path, progress: Progress, report: Repo
 
 
 def _receive(url: str, part: Part, *, progress: Progress, report: Report) -> str:
-    """All of a file into `part`; how its server calls it. Raises LinkError, DataError, ResourceError."""
+    """Fetch the whole file into `part`. Returns its name on the server. Raises LinkError, DataError, ResourceError."""
     tries = 0
     while True:
         before = part.num_bytes
@@ -158,7 +159,7 @@ def _try(url: str, part: Part, *, progress: Progress) -> str:
 
 
 def _pour(response: httpx.Response, part: Part, *, start: int, progress: Progress) -> None:
-    """What this answer brings, into the part. Raises TransportError if that does not continue it."""
+    """Append a response's bytes to the part. Raises TransportError if they do not continue it."""
     validator = _validator(response.headers)
     if response.status_code in (206, 416) and start:
         goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
@@ -197,13 +198,13 @@ def _refusal(response: httpx.Response) -> Exception:
 
 
 def _validator(headers: httpx.Headers) -> str:
-    """A strong ETag, or else the date of the last change; weak tags cannot vouch for bytes."""
+    """A strong ETag, or else Last-Modified. Empty for a weak ETag, which does not promise equal bytes."""
     tag = str(headers.get("ETag") or headers.get("Last-Modified", ""))
     return "" if tag.startswith("W/") else tag
 
 
 def _name(response: httpx.Response) -> str:
-    """How the server calls the file (RFC 6266), or how the address that was asked for ends; unchecked."""
+    """The server's name for the file (RFC 6266), or the end of the requested address. It is not checked."""
     header = Header()
     header["Content-Disposition"] = response.headers.get("Content-Disposition", "")
     asked = response.history[0].url if response.history else response.url
@@ -213,7 +214,7 @@ def _name(response: httpx.Response) -> str:
 def _settle(
     wanted: DownloadRequest, part: Path, records: list[DownloadRecord], *, folder: Path, name: str
 ) -> Sequence[DownloadRecord]:
-    """Check and record it, then give the file its name, or those of what it holds."""
+    """Check the file's hash, write the record, then move the file, or the files unpacked from it, to their names."""
     sha256 = file_sha256(part)
     if wanted.sha256 not in ("", sha256):
         raise DataError(
@@ -257,9 +258,9 @@ def _settle(
 
 
 def _unpacked(archive: Path, folder: Path, *, inside: str) -> dict[str, Path]:
-    """The files of the folder `inside`, below the one that the archives of repositories begin with, by name.
+    """Unpack the files of the folder `inside`, which is one level below the top folder of a repository's archive.
 
-    Raises DataError, ResourceError.
+    Returns the unpacked files by name. Raises DataError, ResourceError.
     """
     found: dict[str, Path] = {}
     try:
@@ -280,7 +281,7 @@ def _unpacked(archive: Path, folder: Path, *, inside: str) -> dict[str, Path]:
 
 
 def safe_name(text: str) -> str:
-    """A file name that stays in its folder and is a plain, visible name on every system, whatever `text` is."""
+    """A plain, visible file name that is valid on every system and names no folder, whatever `text` is."""
     name = unicodedata.normalize("NFC", text).replace("\\", "/").rpartition("/")[2]
     stem, suffix = os.path.splitext(_NOT_IN_NAMES.sub("_", name).strip(" .") or "download")
     name = stem[:MAX_NAME].rstrip(" .") + suffix[:20]

@@ -1,15 +1,15 @@
-"""Documents that are in earlier ones: copies, changed copies, other editions of a book, chapters of it.
+"""Find documents that earlier documents contain: copies, changed copies, other editions of a book, chapters of it.
 
-Equal are documents of one 16-byte hash (`clean.document_hash`). Others are compared by their sets of five words in a
-row: a document of which `SIMILARITY` lie in kept documents before it, wherever those begin and end, is dropped. One set
-in `SAMPLING` is looked at, chosen by its hash, the same in every document (FracMinHash: Irber et al. 2022, doi
-10.1101/2022.01.11.475838); documents with fewer than `MIN_SAMPLES` are kept.
+Equal documents have the same 16-byte hash (`clean.document_hash`). Others are compared by their shingles: five words in
+a row. A document is dropped if kept documents before it contain `SIMILARITY` of its shingles, in whatever places. Only
+one shingle in `SAMPLING` is compared; its hash decides, so the choice is the same in every document (FracMinHash: Irber
+et al. 2022, doi 10.1101/2022.01.11.475838). Documents with fewer than `MIN_SAMPLES` of them are kept.
 
-Words are runs of letters and digits, in lower case, without the accents that editions disagree about. The hashes are
-fixed: the outcome is the same everywhere.
+Words are runs of letters and digits, in lower case, without the accents in which editions differ. The hashes are fixed,
+so the result is the same everywhere.
 
-A sample is one number: 32 bits of its hash above 32 bits of its document. Sorted, equal hashes lie side by side in the
-order of their documents.
+A sample is one number: 32 bits of a shingle's hash, then 32 bits for the number of its document. In sorted samples,
+equal hashes are neighbours, in the order of their documents.
 """
 
 import math
@@ -24,12 +24,12 @@ SHINGLE_WORDS = 5
 SIMILARITY = 0.8
 SAMPLING = 8
 MIN_SAMPLES = 16
-"""Some 800 characters: with this number of samples an estimate of 80 % is within 20 % of the truth."""
+"""About 800 characters. With this number of samples, an estimate of 80 % is within 20 % of the truth."""
 MAX_CHARACTERS = 2 * 10**8
-"""Comparing these takes a quarter of a gibibyte. Of more text a smaller part is looked at."""
+"""Comparing this many takes a quarter of a GiB of memory. Of a larger corpus fewer samples are compared."""
 
 GROUP_DOCUMENTS = 8
-"""Hashed at once: their arrays stay in the processor's cache."""
+"""Documents that are hashed at once, so few that their arrays stay in the processor's cache."""
 
 _BASE = 0x2545F4914F6CDD1D
 _WORD_FACTORS = tuple(np.uint64(pow(_BASE, 100 + n, 2**64)) for n in range(SHINGLE_WORDS))
@@ -42,7 +42,7 @@ _DOCUMENT = np.uint64(0xFFFFFFFF)
 
 
 def samples_of(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """The samples of some documents; a document's do not depend on its neighbours."""
+    """The samples of some documents, which are numbered from 0. They do not depend on neighbouring documents."""
     groups = range(0, len(texts), GROUP_DOCUMENTS)
     found = [_samples_of(texts[first : first + GROUP_DOCUMENTS]) + np.uint64(first) for first in groups]
     return np.concatenate([np.zeros(0, dtype=np.uint64), *found])
@@ -66,8 +66,8 @@ def _samples_of(texts: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def word_hashes(raw: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """A 64-bit hash of each word of UTF-8 text, and where the word begins. Marks of U+0080-U+00BF and U+2000-U+203F,
-    the quotes and dashes of Spanish, are no part of words."""
+    """A 64-bit hash of each word of UTF-8 text, and the byte where the word begins. Marks of U+0080-U+00BF and
+    U+2000-U+203F, such as Spanish quotes and dashes, are not part of words."""
     data = np.frombuffer(raw, dtype=np.uint8)
     inside = np.zeros(len(data) + 2, dtype=bool)
     body = inside[1:-1]
@@ -96,13 +96,13 @@ def _folded(text: str) -> bytes:
 
 
 def thinned(samples: NDArray[np.uint64], *, num_characters: int) -> NDArray[np.uint64]:
-    """Those to look at in a corpus of this size: in each text the same."""
+    """The samples to compare in a corpus of this size. Hashes decide, so the choice is the same in every text."""
     halvings = max(0, math.ceil(math.log2(max(1, num_characters) / MAX_CHARACTERS)))
     return np.asarray(samples[(samples >> _DOCUMENT_BITS) % np.uint64(2**halvings) == 0])
 
 
 def find_contained(samples: NDArray[np.uint64], *, num_documents: int) -> list[int]:
-    """The documents to drop, ascending: `SIMILARITY` of their samples are in kept ones before them."""
+    """The documents to drop, ascending: kept documents before them have at least `SIMILARITY` of their samples."""
     samples = np.unique(samples)
     of_document = (samples & _DOCUMENT).astype(np.uint32)
     is_new = np.ones(len(samples), dtype=np.bool_)

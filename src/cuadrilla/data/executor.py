@@ -1,7 +1,7 @@
-"""The processes that do the jobs of a preparation: those of this machine, or the workers of a Dask cluster (`dask.py`).
+"""Run the jobs of a preparation in processes of this machine, or in the workers of a Dask cluster (`dask.py`).
 
-A job is a function over a `concurrent.futures.Executor`. Results come in the order of the jobs, so the outcome does not
-depend on the number of processes; few jobs are begun ahead, so memory is bounded.
+A `concurrent.futures.Executor` runs the jobs. Results come in the order of the jobs, so the outcome does not depend on
+the number of processes. Only a few jobs are started ahead, so memory is bounded.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Workers:
     executor: Executor
     ahead: int
-    """How many jobs are begun before the result of the first is wanted."""
+    """Number of jobs that are started before the first result is taken."""
 
     def run(self, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         """The result of each call, in order. Raises what a job raised, ResourceError if a process was killed."""
@@ -46,14 +46,14 @@ class Workers:
 
 
 def processes(count: int) -> AbstractContextManager[Workers]:
-    """So many processes of this machine; one is this very process. They end with the block."""
+    """`count` processes of this machine, which end with the block. A single one is a thread of this process."""
     if count == 1:
         return threads(1)
     return _of(_Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin), count)
 
 
 def threads(count: int) -> AbstractContextManager[Workers]:
-    """So many threads, for what does not hold up the others: libraries that release the interpreter's lock."""
+    """`count` threads, for work in libraries that release the interpreter's lock."""
     return _of(ThreadPoolExecutor(count), count)
 
 
@@ -66,7 +66,7 @@ def _of(executor: Executor, count: int) -> Iterator[Workers]:
 
 
 class _Pool(ProcessPoolExecutor):
-    """A process that starts does not run the caller's script again, so that one needs no main guard."""
+    """New processes do not import the caller's script again, so the script needs no main guard."""
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         main = sys.modules["__main__"]
@@ -78,7 +78,7 @@ class _Pool(ProcessPoolExecutor):
 
 
 def _begin() -> None:
-    """The first thing that a process does: who started it decides when it ends, and if that one is killed, so is it."""
+    """Set up a process: Ctrl-C does not end it, its parent does. If the parent is killed, the process ends, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -4,9 +4,9 @@ It holds `manifest.json`, `tokenizer.json`, `train.bin` and `val.bin`: little-en
 has more than 65,536 tokens), each document followed by one end-of-text token.
 
 Invariants
-* `manifest.json` is written last: a folder without one holds nothing, whatever else lies in it.
-* The length of a file of tokens follows from the manifest and is checked whenever it is opened; its SHA-256 on request.
-* `Manifest.hash()` depends on content only (no path, time or host): folders with the same hash are interchangeable.
+* `manifest.json` is written last. A folder without one counts as empty, whatever else lies in it.
+* A token file's length follows from the manifest and is checked whenever it is opened, its SHA-256 only on request.
+* `Manifest.hash()` depends only on content (no path, time or host): folders with the same hash are interchangeable.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Option = str | int | float
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One half of the corpus. `num_bytes`: UTF-8 bytes of the text that the tokens encode, end-of-text excluded."""
+    """One of the two splits. `num_bytes`: UTF-8 bytes of the text that its tokens encode, without end-of-text."""
 
     num_tokens: int
     num_bytes: int
@@ -46,7 +46,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a part of the text came from. `num_bytes` and `sha256` are those of the file as it was read."""
+    """A source of the text. `num_bytes` is the size of its text, unpacked; `sha256` is the hash of the file itself."""
 
     name: str
     sha256: str
@@ -54,12 +54,12 @@ class Source:
     encoding: str
     licence: str
     documents: dict[str, int] = field(default_factory=dict)
-    """How many it gave to each split."""
+    """Number of its documents in each split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a data folder that another machine must agree on."""
+    """All facts about a data folder in which two machines must agree."""
 
     tokenizer_sha256: str
     vocab_size: int
@@ -68,13 +68,13 @@ class Manifest:
     splits: dict[str, Split]
     sources: tuple[Source, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
-    """What was repaired or dropped, and how often."""
+    """Number of repairs and of dropped documents, by kind."""
     options: dict[str, Option] = field(default_factory=dict)
-    """What was asked of `data prepare`."""
+    """The options of `data prepare` that decide the content."""
 
     @property
     def num_held_out(self) -> int:
-        """Tokens."""
+        """Number of tokens in the split `val`."""
         return self.splits["val"].num_tokens if "val" in self.splits else 0
 
     def hash(self) -> str:
@@ -82,7 +82,7 @@ class Manifest:
         return hashlib.sha256(f"{SCHEMA} {text}".encode()).hexdigest()
 
     def files(self) -> dict[str, str]:
-        """The SHA-256 of every other file of the folder, by its name."""
+        """Name and SHA-256 of every other file of the folder."""
         tokens = {TOKENS[split]: self.splits[split].sha256 for split in TOKENS if split in self.splits}
         return {TOKENIZER: self.tokenizer_sha256, **tokens}
 
@@ -92,7 +92,7 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Accept the folder: write this after everything it names."""
+    """Write the manifest, which makes the folder valid. All files that it names must be written before."""
     value = {"schema": SCHEMA, **asdict(manifest)}
     write_atomic(folder / MANIFEST, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
@@ -115,14 +115,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def data_files(folder: Path) -> list[tuple[Path, str]]:
-    """Every file of a data folder and its SHA-256: what another machine needs to have the same. Raises DataError."""
+    """Every file of a data folder with its SHA-256, so that another machine can copy the folder. Raises DataError."""
     files = [(folder / name, sha256) for name, sha256 in read_manifest(folder).files().items()]
-    return [*files, (folder / MANIFEST, file_sha256(folder / MANIFEST))]  # last: a folder without one holds nothing
+    return [*files, (folder / MANIFEST, file_sha256(folder / MANIFEST))]  # last: it makes the folder valid
 
 
 def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Raises DataError that names the tokenizer or a file of tokens if it is missing, cut, or (with `hashes`) has
-    changed."""
+    """Raises a DataError that names the file, if the tokenizer or a token file is missing, has the wrong length, or
+    (token files: only with `hashes`) has changed."""
     _verify(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
     for split in manifest.splits.keys() & TOKENS.keys():
         made = manifest.splits[split]
@@ -142,7 +142,7 @@ def _verify(path: Path, *, num_bytes: int | None = None, sha256: str = "") -> No
 
 
 def open_tokens(folder: Path, split: str) -> NDArray[Any]:
-    """The tokens of a split, memory-mapped. Raises DataError that names the file at fault."""
+    """The tokens of a split, memory-mapped. Raises a DataError that names the file at fault."""
     manifest = read_manifest(folder)
     named = manifest.splits.get(split)
     if named is None or not named.num_tokens:
@@ -154,7 +154,7 @@ def open_tokens(folder: Path, split: str) -> NDArray[Any]:
 
 
 class TokenWriter:
-    """Writes the tokens of one split into its file: `append` token ids, then `close`. Raises ResourceError."""
+    """Writes the token file of one split: call `append` with token ids, then `close`. Raises ResourceError."""
 
     def __init__(self, folder: Path, *, split: str, dtype: str) -> None:
         self._path = folder / TOKENS[split]
@@ -170,7 +170,7 @@ class TokenWriter:
             file.write(tokens.astype(self._dtype).tobytes())
 
     def close(self, *, num_bytes: int, num_documents: int) -> Split:
-        """Make the file durable."""
+        """Make the file durable, and return its entry for the manifest."""
         with storage_errors(self._path), open(self._path, "ab") as file:
             os.fsync(file.fileno())
         num_tokens, sha256 = self._path.stat().st_size // self._dtype.itemsize, file_sha256(self._path)
@@ -178,9 +178,9 @@ class TokenWriter:
 
 
 def publish(work: Path, folder: Path, manifest: Manifest) -> None:
-    """Move a finished tokenizer and tokens from `work` into `folder`, replacing what it held, and accept them.
+    """Move a finished tokenizer and token files from `work` into `folder`, replace the old ones, write the manifest.
 
-    From the moment the old manifest is gone until the new one is there, the folder counts as unfinished.
+    After the old manifest is removed, and until the new one is written, the folder counts as unfinished.
     """
     with storage_errors(folder):
         (folder / MANIFEST).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Batches for leased units: sequences f(seed, unit) of a map-style dataset, stacked."""
+"""Batches for leased units: seed and unit decide which sequences of a map-style dataset are stacked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from cuadrilla.errors import TaskError
 
 
 class Dataset(Protocol):
-    """Map-style: item i is a mapping of names to arrays without a batch dimension, the same on every machine."""
+    """A map-style dataset: item i maps names to arrays without a batch dimension. It is the same on every machine."""
 
     def __len__(self) -> int: ...
 
@@ -21,7 +21,7 @@ class Dataset(Protocol):
 
 
 class UnitLoader:
-    """Builds any unit of the run from scratch; holds no position."""
+    """Builds any unit of the run on demand. It keeps no position in the data."""
 
     def __init__(self, dataset: Dataset, *, seed: int, unit_sequences: int, device: torch.device) -> None:
         if len(dataset) == 0:
@@ -32,7 +32,7 @@ class UnitLoader:
         self._device = device
 
     def indices(self, units: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Sequence numbers of the stacked units, shape (len(units) * unit_sequences,); of no unit: none."""
+        """Sequence numbers of the units, one after the other, shape (len(units) * unit_sequences,)."""
         per_unit = [
             sequence_indices(
                 self._seed, start=unit * self._unit_sequences, count=self._unit_sequences, length=len(self._dataset)
@@ -42,12 +42,12 @@ class UnitLoader:
         return np.concatenate([np.empty(0, dtype=np.int64), *per_unit])
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> dict[str, Tensor]:
-        """The sequences with these numbers, stacked and on the device."""
+        """The sequences with these numbers, stacked, on the device."""
         return to_device(collate([self._dataset[int(index)] for index in indices]), self._device)
 
 
 def collate(items: Sequence[Any]) -> dict[str, Tensor]:
-    """Stack equal-shaped items, mappings, along a new first dimension. Raises TaskError for other items."""
+    """Stack items along a new first dimension. Raises TaskError if they are not mappings, or their shapes differ."""
     if not isinstance(items[0], Mapping):
         template = "an item of data(…) is a {kind}, not a mapping of names to arrays"
         raise TaskError(template, kind=type(items[0]).__name__, hint='return {"x": x, "y": y}')

@@ -1,9 +1,10 @@
-"""The order of the training data: position i of the run is sequence f(seed, i), and nothing else.
+"""The order of the training data: position i of the run holds sequence f(seed, i), which depends on nothing else.
 
-Each epoch is a keyed permutation of all sequences, computed position by position: no state, no shuffled list, the
-same on every machine, and the place in the data is one integer. The permutation is a balanced Feistel network of
-`ROUNDS` rounds over the smallest 2^(2k) that holds the data, walked along its cycle until it falls inside (Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The round function is the SplitMix64 finalizer.
+Each epoch is a keyed permutation of all sequences, computed position by position. It needs no state and no shuffled
+list, is the same on every machine, and the place in the data is one integer. The permutation is a balanced Feistel
+network of `ROUNDS` rounds over the smallest 2^(2k) that holds the data. A result outside the data is permuted again
+until it falls inside (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The round
+function is the SplitMix64 finalizer.
 """
 
 import numpy as np

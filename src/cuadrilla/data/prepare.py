@@ -1,15 +1,15 @@
 """Text in, data folder out: sources → clean documents → split → tokenizer → tokens.
 
 Invariants
-* The folder is accepted by its manifest, written last. All work is done in `.work` inside it; interrupted at any
-  instant, the folder is either as it was before, or has no manifest. The same command then begins anew.
-* The same inputs and options give the same bytes, on any machine, with any number of processes, in any order of
-  arguments or directory listing, whether interrupted or not.
-* A finished folder is left alone when inputs and options are the same and its files are there; it is replaced only
-  with `force`. One preparation at a time: the file `lock` names its process.
+* A folder is valid once it has a manifest, which is written last. All work happens in `.work` inside it. After an
+  interruption the folder is as it was before, or has no manifest. The same command then begins anew.
+* The same inputs and options give the same bytes: on any machine, with any number of processes, in any order of
+  arguments or directory listing, interrupted or not.
+* A finished folder is left alone if inputs and options are the same and its files are there. Otherwise it is replaced
+  only with `force`. Only one preparation runs at a time: the file `lock` names its process.
 
-Memory: some 40 bytes for each document, two batches of a megabyte of text for each process; the tokenizer learns from
-at most `TOKENIZER_CHARACTERS`, chosen by hash.
+Memory: about 40 bytes for each document, and two batches of a megabyte of text for each process. The tokenizer learns
+from at most `TOKENIZER_CHARACTERS` characters, chosen by hash.
 """
 
 import shutil
@@ -50,11 +50,11 @@ from cuadrilla.rundir import FolderLock, storage_errors
 MIN_CORPUS_CHARACTERS = 1_000
 TOKENIZER_CHARACTERS = 10**8
 SMALL_BYTES = 2**21
-"""Less text than this is not worth starting processes for."""
+"""Less text than this is cleaned in this process: starting others would take longer."""
 WORK = ".work"
 TRAINING, WRITING = Message("training the tokenizer"), Message("writing tokens")
 ENCODING_THREADS = 2
-"""One encodes, on all cores, while the other one is held up by Python."""
+"""While one thread encodes (on all cores), the other one does its work in Python."""
 DEFAULT_VOCAB = 8192
 DEFAULT_VAL_FRACTION = 0.05
 
@@ -72,18 +72,18 @@ class PrepareOptions:
     val_fraction: float = DEFAULT_VAL_FRACTION
     """Above 0, at most 0.5."""
     val: tuple[str, ...] = ()
-    """Files and folders to hold out instead."""
+    """Files and folders to hold out, instead of a fraction."""
     field: str = DEFAULT_FIELD
     """The field or column of a record that holds its text."""
     keep_all: bool = False
-    """Drop nothing but very short documents and equal ones: keep near-duplicates, and what no book has."""
+    """Drop only very short and equal documents: keep near-duplicates, and text that is unlike any book."""
     force: bool = False
     """Replace a folder that was prepared from other inputs."""
     processes: int | None = None
     """None: one for each core."""
 
     def recorded(self, tokenizer: Tokenizer | None, sources: Sources) -> dict[str, Option]:
-        """Those that decide the bytes, as the manifest keeps them."""
+        """The options that decide the bytes of the folder, as the manifest stores them."""
         held_out = sorted(source.sha256 for source in sources.all if source.is_held_out)
         return {
             **({"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": self.vocab}),
@@ -98,11 +98,11 @@ class PrepareOptions:
 class Prepared:
     manifest: Manifest
     already: bool
-    """Nothing was done: the folder holds this very preparation."""
+    """Nothing was done, because the folder already holds this preparation."""
     skipped: Sequence[str] = ()
     """Files in the given folders that are not text."""
     note: str = ""
-    """What was held out, and why so."""
+    """What was held out, and by which rule."""
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
@@ -117,8 +117,8 @@ def prepare(
     progress: Progress = no_progress,
     workers: Workers | None = None,
 ) -> Prepared:
-    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `workers` do the jobs, else processes
-    of this machine.
+    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `workers` run the jobs; by default they
+    are processes of this machine.
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
@@ -138,7 +138,7 @@ def prepare(
         with FolderLock(out / "lock", purpose="data prepare"):
             wanted = options.recorded(tokenizer, sources)
             done = None if options.force else _finished(out, sources, wanted)
-            shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+            shutil.rmtree(work, ignore_errors=True)  # from a preparation that was killed
             if done:
                 return Prepared(manifest=done, already=True)
             with storage_errors(work):
@@ -160,15 +160,15 @@ def prepare(
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     finally:
-        with suppress(OSError):  # not empty: it worked
+        with suppress(OSError):  # removes the folder only if it is empty
             out.rmdir()
     return Prepared(manifest=manifest, already=False, skipped=sources.skipped, note=corpus.note)
 
 
 def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifest | None:
-    """The manifest if `out` is this very preparation, intact; None if it must be (re)done.
+    """The manifest if `out` already holds this preparation, with all its files; None if it must be made.
 
-    Raises DataError if `out` holds anything else that would be overwritten.
+    Raises DataError if making it would overwrite anything else.
     """
     if not (out / MANIFEST).exists():
         others = sorted(path.name for path in out.iterdir() if path.name != "lock")
@@ -206,7 +206,7 @@ def _written(
     options: dict[str, Option],
     progress: Progress,
 ) -> Manifest:
-    """Tokenizer and tokens in `work`. Raises DataError if there is too little text."""
+    """Write tokenizer and tokens into `work`. Raises DataError if there is too little text."""
     num_held = int((corpus.splits == VAL).sum())
     if corpus.num_characters < MIN_CORPUS_CHARACTERS or num_held in (0, len(corpus)):
         raise DataError(

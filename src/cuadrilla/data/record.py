@@ -1,6 +1,6 @@
-"""`SOURCE.json` beside the data: for each file where it came from, under which licence, its bytes, hash and date.
+"""`SOURCE.json` beside downloaded data: for each file its address, licence, size, hash and date.
 
-`data prepare` takes licences from here.
+`data prepare` reads licences from it.
 """
 
 import json
@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadRecord:
-    """One file that was fetched, or taken out of an archive that was."""
+    """One file that was downloaded, or unpacked from a downloaded archive."""
 
     url: str
     name: str
@@ -28,7 +28,7 @@ class DownloadRecord:
 
 
 def read_records(folder: Path) -> list[DownloadRecord]:
-    """The records of a folder, none if there is no file. Raises DataError for one that is not ours."""
+    """The records of a folder; none if it has no `SOURCE.json`. Raises DataError if that cannot be read."""
     path = folder / RECORD
     try:
         return [DownloadRecord(**row) for row in json.loads(path.read_bytes())["files"]]

@@ -1,14 +1,14 @@
 """Where text comes from: local files, folders and archives, and the built-in generator of stories.
 
 Invariants
-* Nothing depends on the order in which a file system lists names or a user types arguments: sources are sorted by
-  name and content. Names are relative to the folder that was given, so no path of this machine enters a manifest.
-* In a folder, hidden files and folders, the record of a download, links to folders (they can loop) and the output are
-  passed over, and so is what tells about a corpus (a README, a licence). What is no text by its suffix is skipped there
-  and refused when given by name. A file that is broken is an error; a record without text is counted.
-* Only text is opened as text; nothing is unpickled and nothing is extracted, ever.
+* The result does not depend on the order of arguments or of names in a file system: sources are sorted by name and
+  content. Names are relative to the given folder, so no path of this machine enters a manifest.
+* In a folder these are passed over: hidden files and folders, the record of a download, links to folders (they can
+  loop), the output, and files about the corpus (a README, a licence). A file whose suffix is not one of text is skipped
+  in a folder, and refused as an argument. A damaged file is an error; a record without text is counted.
+* Only text is opened as text; nothing is ever unpickled or extracted.
 
-A new kind of file is a reader in `formats/`, a suffix in `formats/files.py` and a branch in `Sources._contents_of`.
+A new kind of file needs a reader in `formats/`, a suffix in `formats/files.py`, a branch in `Sources._contents_of`.
 """
 
 import hashlib
@@ -34,26 +34,26 @@ from cuadrilla.rundir import file_sha256
 
 MAX_STORIES = 10**8
 STORY_BYTES = 800
-"""A story has about so many."""
+"""Approximate size of a story."""
 MAX_UNPACKED_BYTES = 20 * 10**9
-"""Text in one file that is packed, whatever in."""
+"""Maximum size of the text in one file; three times the file's size on disk, if that is more."""
 DEFAULT_FIELD = "text"
 _ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|notice)([._-].*)?", re.IGNORECASE)
 
 Progress = Callable[[str, int, int], None]
-"""Called with (stage, done, total); units are the stage's own."""
+"""Called with (stage, done, total). Each stage has its own unit."""
 Content = tuple[Iterable[str], bool]
-"""The pieces of a text, and whether it keeps its indentation."""
+"""The pieces of a text, and whether its indentation is kept."""
 
 
 class SourceText(NamedTuple):
-    """A plain file, a member of an archive, a record, a body of TEI or a story."""
+    """One text: a plain file, a member of an archive, a record, a TEI `<body>` or a story."""
 
     source: int
     pieces: Iterator[str]
-    """Cut anywhere; to be read to their end before the next text is asked for."""
+    """Cut anywhere. They must be read to their end before the next text is asked for."""
     keeps_indentation: bool
-    """In Markdown it has a meaning (lists, code), in plain text it is layout."""
+    """True for Markdown, where indentation has a meaning (lists, code); in plain text it is layout."""
 
 
 @dataclass(kw_only=True)
@@ -64,18 +64,18 @@ class TextSource:
     path: Path = Path()
     num_stories: int = 0
     is_held_out: bool = False
-    """To be new to the model."""
+    """All of its text is held out (`--val`)."""
     size_bytes: int
-    """On disk; of stories about."""
+    """Size on disk; an estimate for stories."""
 
-    # Known when it has been read.
+    # Known once the source has been read.
     num_bytes: int = 0
     """Size of the text, unpacked and without markup."""
     encodings: set[str] = field(default_factory=set)
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the file as it lies on disk; for stories that of some. Raises DataError."""
+        """Hash of the file on disk; for stories, of their number and the first 100. Raises DataError."""
         if self.num_stories:
             some = "\0".join(stories(min(100, self.num_stories), seed=0))
             return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()
@@ -84,12 +84,12 @@ class TextSource:
 
     @property
     def encoding(self) -> str:
-        """All that occur."""
+        """All encodings that occur in the source."""
         return ", ".join(sorted(self.encodings))
 
     @cached_property
     def licence(self) -> str:
-        """What the record of its download says, if the file is what was fetched."""
+        """The licence in the record of its download, if this is the file that was downloaded; else `UNKNOWN`."""
         if self.num_stories:
             return "CC0-1.0 (generated)"
         with suppress(DataError):
@@ -100,7 +100,7 @@ class TextSource:
 
 
 class Sources:
-    """What the arguments of a preparation lead to: what is to be held out, then the others, each sorted by name."""
+    """The sources that a preparation's arguments name: first those to hold out, then the others, sorted by name."""
 
     def __init__(self, sources: list[TextSource], *, skipped: list[tuple[str, str]], field: str) -> None:
         self.all = sorted(sources, key=lambda each: (not each.is_held_out, each.name, each.sha256))
@@ -110,17 +110,17 @@ class Sources:
 
     @property
     def skipped(self) -> list[str]:
-        """Names of what is no text: in folders, and in archives as far as they have been read."""
+        """Names of the files that are not text, in folders and in the archives read so far."""
         return sorted(name for name, _ in self._skipped)
 
     @property
     def counts(self) -> Counter[str]:
-        """How many files were skipped and records had no text, by reason. Hidden files do not count: a `.DS_Store` must
-        not change a manifest."""
+        """Number of skipped files and of records without text, by reason. Hidden files are not counted, because a
+        `.DS_Store` must not change a manifest."""
         return Counter(reason for _, reason in self._skipped) + self._records
 
     def texts(self) -> Iterator[SourceText]:
-        """Everything, in order. Raises DataError, also while pieces are read."""
+        """All texts, in order. Raises DataError, also while pieces are read."""
         self._skipped, self._records = [*self._listed], Counter()
         for place, source in enumerate(self.all):
             source.num_bytes, source.encodings = 0, set()
@@ -129,7 +129,7 @@ class Sources:
                     yield SourceText(place, _measured(source, pieces), keeps_indentation)
 
     def _contents(self, source: TextSource) -> Iterator[Content]:
-        """Raises DataError, what the libraries raise for damage."""
+        """The texts of a source. Raises DataError, and whatever libraries raise for damaged files."""
         form = form_of(source.path.name) if not source.num_stories else None
         if form is None:
             source.encodings.add(UTF8)
@@ -142,7 +142,7 @@ class Sources:
                 yield from self._contents_of(member, stream, source)
 
     def _contents_of(self, member: str, stream: IO[bytes], source: TextSource) -> Iterator[Content]:
-        """The texts of a member of an archive; `member` is "" for a file that is none."""
+        """The texts of one member of an archive. For a file that is no archive, `member` is ""."""
         where, label = (f"{each}!{member}" if member else str(each) for each in (source.path, source.name))
         form = form_of(member or source.path.name)
         if any(part.startswith(".") and part.strip(".") for part in member.split("/")):
@@ -171,7 +171,7 @@ def _whole(texts: Iterable[str]) -> Iterator[Content]:
 
 
 def _measured(source: TextSource, pieces: Iterable[str]) -> Iterator[str]:
-    """The same pieces, counted. Raises DataError."""
+    """The same pieces; their bytes are counted. Raises DataError."""
     with _damage_named(source.path):
         for piece in pieces:
             source.num_bytes += len(piece) if piece.isascii() else len(piece.encode("utf-8", "replace"))
@@ -187,7 +187,7 @@ def _measured(source: TextSource, pieces: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """What a damaged file makes libraries raise becomes a DataError."""
+    """Turn whatever libraries raise for a damaged file into a DataError that names it."""
     try:
         yield
     except DAMAGE as error:
@@ -199,11 +199,11 @@ def _damage_named(path: Path) -> Iterator[None]:
 def list_sources(
     specs: Sequence[str], *, exclude: Path, field: str = DEFAULT_FIELD, held_out: Sequence[str] = ()
 ) -> Sources:
-    """Everything that `specs` name: files, folders, archives, `cuentos:N`; nothing is read yet.
+    """The sources that `specs` name: files, folders, archives, `cuentos:N`. Their text is not read yet.
 
-    `exclude` is a folder not to enter (the output); `field` the one of a record that holds its text; `held_out` are
-    files and folders, too, among `specs` or not. A file that is named twice is read once. Raises ConfigError for a
-    malformed `cuentos:`, DataError.
+    `exclude` is a folder that is not entered (the output). `field` is the field of a record that holds its text.
+    `held_out` names files and folders, which may be among `specs`. A file that is named twice is read once. Raises
+    ConfigError for a malformed `cuentos:`, DataError.
     """
     skipped: list[tuple[str, str]] = []
     found: dict[object, TextSource] = {}
@@ -267,7 +267,7 @@ def _walk(folder: Path, exclude: Path, skipped: list[tuple[str, str]]) -> Iterat
 def _portable(name: str) -> str:
     """The same name on every machine: macOS decomposes letters, and Linux allows bytes that are not UTF-8.
 
-    It is shown wherever a run's data are: controls would break lines, and reach terminals.
+    Control characters are written as numbers: the name is shown with a run's data, in terminals, too.
     """
     return unicodedata.normalize("NFC", one_line(os.fsencode(name).decode("utf-8", errors="replace")))
 

@@ -4,10 +4,10 @@ Invariants
 * `decode(encode(text)) == text` for every Unicode text: nothing is normalised here, the alphabet is the 256 bytes.
 * `encode` never emits the end-of-text id: its literal spelling in a text is encoded as ordinary characters.
 * The same texts give the same bytes of `tokenizer.json`, in any order, on any number of cores. `sha256()` is the hash
-  of those bytes; a manifest names it.
+  of those bytes; a manifest stores it.
 
-Splitting before the merges is GPT-2's (https://github.com/openai/gpt-2/blob/master/src/encoder.py), so that a model can
-be exported as GPT-2.
+Before the merges, text is split as GPT-2 does it (https://github.com/openai/gpt-2/blob/master/src/encoder.py), so that
+a model can be exported as GPT-2.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Tokenizer:
     """Text to token ids and back. Make one with `train` or `load`."""
 
     def __init__(self, raw: bytes, *, name: str = UNNAMED) -> None:
-        """`raw`: what a `tokenizer.json` holds. Raises DataError if it breaks an invariant."""
+        """`raw` is the content of a `tokenizer.json`. Raises DataError if it breaks an invariant."""
         self._raw = raw
         self._inner = _parse(raw, name)
         self._added = frozenset(self._inner.get_added_tokens_decoder())
@@ -61,7 +61,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Self:
-        """Learn merges from `texts` (NFC already). The vocabulary comes out smaller if the text has fewer merges."""
+        """Learn merges from `texts`, which must be in NFC. A text with too few merges gives a smaller vocabulary."""
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         inner.decoder = decoders.ByteLevel()
@@ -77,7 +77,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, *, sha256: str | None = None) -> Self:
-        """Read a `tokenizer.json`, ours or another model's; with `sha256`, refuse any other. Raises DataError."""
+        """Read any model's `tokenizer.json`. With `sha256`, a file with another hash is refused. Raises DataError."""
         try:
             raw = path.read_bytes()
         except OSError as error:
@@ -105,11 +105,11 @@ class Tokenizer:
         return hashlib.sha256(self._raw).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; never `end_of_text`. Raises DataError for half a surrogate pair, which no text file holds."""
+        """Ids of `text`, never `end_of_text`. Raises DataError for half a surrogate pair, which no text file holds."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each, on all cores."""
+        """`encode` for each text, on all cores."""
         try:
             encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
@@ -119,11 +119,11 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, `end_of_text` spelled out. Bytes that are not UTF-8 (a cut character) become U+FFFD."""
+        """Text of `ids`, with `end_of_text` spelled out. Invalid UTF-8 (a cut character) becomes U+FFFD."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token stands for; one that is added to the vocabulary, such as `end_of_text`, for its name."""
+        """The bytes that a token stands for. An added token, such as `end_of_text`, stands for its name."""
         name = str(self._inner.id_to_token(token) or "")
         if token in self._added or not all(letter in _byte_letters() for letter in name):
             return name.encode()
@@ -131,10 +131,10 @@ class Tokenizer:
 
 
 def tokenizer_json(folder: Path) -> bytes:
-    """The tokenizer.json of a model's folder, made from GPT-2's first form (vocab.json and merges.txt, and
-    added_tokens.json for tokens that were added later) if there is only that. Raises DataError.
+    """The tokenizer.json of a model's folder. If there is none, it is made from GPT-2's older files: vocab.json,
+    merges.txt and, for tokens that were added later, added_tokens.json. Raises DataError.
 
-    What it gives is not checked: `Tokenizer` does it.
+    The result is not checked; `Tokenizer` checks it.
     """
     try:
         if (folder / "tokenizer.json").exists() or not (folder / "vocab.json").exists():
@@ -166,7 +166,7 @@ def tokenizer_json(folder: Path) -> bytes:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The byte that each letter of a byte-level token stands for: itself; for what does not print, one from 256 on."""
+    """The byte for each letter of a byte-level token. Bytes that do not print have the letters from U+0100 on."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -178,14 +178,14 @@ def _changes_text(name: str) -> DataError:
 
 
 def _steps(*given: Any) -> Iterator[Any]:
-    """Those of sequences, however deep."""
+    """All steps of normalizers or decoders, nested sequences flattened."""
     for step in filter(None, given):
         parts = step.get("normalizers", step.get("decoders")) if step.get("type") == "Sequence" else None
         yield from [step] if parts is None else _steps(*parts)
 
 
 def _parse(raw: bytes, name: str) -> tokenizers.Tokenizer:
-    """Steps that replace text are refused before the library sees them: a few can write gigabytes for a letter."""
+    """Parse a tokenizer.json. Steps that replace text are refused first: a few can turn a letter into gigabytes."""
     try:
         value = json.loads(raw)
         if not all(step.get("type") == "ByteLevel" for step in _steps(value.get("normalizer"), value.get("decoder"))):

@@ -1,8 +1,7 @@
 """The blocks of any model, and gradient checkpointing over them.
 
-A block is what a task names (`TaskDefaults.blocks`), or else a member of a list of alike parts: an outermost ModuleList
-or Sequential whose members are all of one class and have parts of their own (the layers of a transformer, the stages
-of a ResNet).
+A task may name its blocks (`TaskDefaults.blocks`). Otherwise the blocks are the members of each outermost ModuleList or
+Sequential whose members all have one class and submodules: the layers of a transformer, the stages of a ResNet.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,9 @@ from cuadrilla.errors import TaskError
 
 
 def blocks_of(model: nn.Module, *, named: Sequence[str] = ()) -> list[nn.Module]:
-    """Each block once. `named`: modules of the model; a ModuleList among them stands for its members.
+    """All blocks, each once. `named` are names of modules; a ModuleList among them stands for its members.
 
-    Raises TaskError for a name that the model does not have, and where there is no block.
+    Raises TaskError for a name that the model does not have, and if no block is found.
     """
     modules = dict(model.named_modules())
     if missing := [name for name in named if name not in modules]:
@@ -41,8 +40,8 @@ def blocks_of(model: nn.Module, *, named: Sequence[str] = ()) -> list[nn.Module]
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
-    """From now on the backward pass computes each block's activations again, from its input and with the same random
-    numbers; names of parameters stay, and so do all results. A copy of the model holds the copied blocks."""
+    """Make the backward pass compute each block's activations again, from the block's input and with the same random
+    numbers. Results and parameter names do not change. A copy of the model recomputes its own blocks."""
     for block in blocks:
         setattr(block, "forward", partial(_recomputed, block.forward))  # noqa: B010  a method, as far as mypy knows
 
@@ -54,7 +53,7 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _alike(module: nn.Module) -> Iterator[nn.Module]:
-    """Members of the outermost lists of alike parts."""
+    """Members of the outermost ModuleLists and Sequentials whose members are alike."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         members = list(module)
         if len({type(member) for member in members}) == 1 and all(any(member.children()) for member in members):

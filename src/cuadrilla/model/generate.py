@@ -1,7 +1,7 @@
-"""Continuing prompts with a GPT-2: token by token, as text, or many at once (`rows.py`).
+"""Continue prompts with a GPT-2: as token ids, as text, or many prompts at once (`rows.py`).
 
-A stop id or a stop string is not part of what is generated. Text pieces joined are the decoded text: a character of
-several tokens waits until it is whole, and so does text that may begin a stop string.
+A stop id or a stop string is not part of the output. The pieces of text together are the decoded text: a character of
+several tokens is held back until it is complete, and so is text that may begin a stop string.
 """
 
 import codecs
@@ -17,14 +17,14 @@ from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 
 MAX_ROWS = 64
-"""That are continued at the same time: more take memory, and are hardly faster."""
+"""Upper bound of the rows that are continued together. More rows take more memory and are hardly faster."""
 REPLACEMENT = "\ufffd"
 
 
 def generate(
     model: GPT2 | InferenceModel, prompt_ids: list[int], *, sampling: Sampling
 ) -> Generator[int, None, Reason]:
-    """Continue a prompt. Yields ids, returns why it ended. Stop strings need text: see `generate_text`.
+    """Continue a prompt. Yields token ids, returns why it ended. Stop strings need text: see `generate_text`.
 
     Raises CheckpointError if the model's numbers are not finite.
     """
@@ -41,7 +41,7 @@ def generate(
 
 
 def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sampling: Sampling) -> list[list[int]]:
-    """Continue many prompts together: as `generate` with the seed `sampling.seed + i` for prompt i."""
+    """Continue many prompts together. Prompt i is continued as by `generate` with the seed `sampling.seed + i`."""
     all_rows = [
         Row(list(prompt), replace(sampling, seed=sampling.seed + number)) for number, prompt in enumerate(prompts)
     ]
@@ -73,7 +73,8 @@ def _rows_for(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Rows:
 def generate_text(
     model: GPT2 | InferenceModel, tokenizer: Tokenizer, prompt: str, *, sampling: Sampling
 ) -> Generator[str, None, Reason]:
-    """Continue a text in pieces; ends at the end-of-text token too. An empty prompt begins a new document."""
+    """Continue a text. Yields pieces, returns why it ended: the end-of-text token is a stop id, too. An empty prompt
+    begins a new document."""
     stop_ids = (*sampling.stop_ids, tokenizer.end_of_text)
     stream = TextStream(tokenizer, stop=sampling.stop)
     prompt_ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
@@ -94,22 +95,22 @@ def generate_text(
 
 
 class TextStream:
-    """Turns ids into text as they come. After `stopped`, nothing more is to be pushed."""
+    """Turns token ids into text as they arrive. Push no more ids once `stopped` is true."""
 
     def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back what is no whole character yet
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back an incomplete character
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that is now certain, often ""."""
+        """Add a token, and return the text that is now certain, often ""."""
         self._held += self._decoder.decode(self._tokenizer.bytes_of(token))
         return self._release(final=False)
 
     def finish(self) -> str:
-        """The rest, which no longer waits for anything."""
+        """Return the text that was held back."""
         if not self.stopped:
             self._held += self._decoder.decode(b"", final=True)
         return self._release(final=True)
@@ -127,6 +128,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

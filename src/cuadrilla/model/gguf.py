@@ -1,9 +1,9 @@
-"""A GPT-2 as one GGUF file, which llama.cpp and what is built on it open: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""Write a GPT-2 as one GGUF file, for llama.cpp and programs built on it.
 
-The architecture `gpt2` of llama.cpp reads linear weights as (out, in), which is how ours are kept: nothing is
-transposed (`hf.py` does it for transformers). A tied head is not stored, since llama.cpp takes the embedding for it.
-The file appears whole. A tokenizer that llama.cpp would split differently is refused, for the ids would silently be
-others.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. llama.cpp's architecture `gpt2` reads linear weights
+as (out, in), like ours, so nothing is transposed (`hf.py` transposes for transformers). A tied head is not stored,
+because llama.cpp then uses the embedding. The file is complete or absent. A tokenizer that llama.cpp would split
+differently is refused: the token ids would silently be wrong.
 """
 
 import json
@@ -23,7 +23,7 @@ from cuadrilla.model.weights import replacing
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-ALWAYS_FP32 = ("position_embd.weight",)  # as llama.cpp's converter: it is added, never multiplied
+ALWAYS_FP32 = ("position_embd.weight",)  # as in llama.cpp's converter: it is added, never multiplied
 HINT = "cuadrilla export hf keeps it as it is"
 
 
@@ -35,10 +35,10 @@ class Description:
 
 
 def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, about: Description) -> None:
-    """Write the file; matrices in fp16 if `half`, everything else in fp32.
+    """Write the file. Matrices are fp16 if `half` is set; everything else is fp32.
 
-    Raises EnvironmentProblem without the `gguf` package, DataError for a tokenizer that cannot be expressed,
-    CheckpointError for such a model, ResourceError.
+    Raises EnvironmentProblem without the package `gguf`, DataError if GGUF cannot express the tokenizer,
+    CheckpointError if it cannot express the model, ResourceError.
     """
     try:
         import gguf
@@ -82,7 +82,7 @@ def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> N
 
 
 def _add_vocabulary(writer: "GGUFWriter", path: Path, *, num_rows: int) -> None:
-    """What a tokenizer.json holds; rows that no token has are marked as unused. Raises DataError."""
+    """Add the tokens of a tokenizer.json. Rows of the embedding without a token are marked unused. Raises DataError."""
     from gguf import TokenType
 
     tokenizer = Tokenizer.load(path)
@@ -104,11 +104,11 @@ def _add_vocabulary(writer: "GGUFWriter", path: Path, *, num_rows: int) -> None:
         writer.add_token_merges(merges)
     writer.add_bos_token_id(tokenizer.end_of_text)
     writer.add_eos_token_id(tokenizer.end_of_text)
-    writer.add_add_bos_token(False)  # a prompt is read here without one, too
+    writer.add_add_bos_token(False)  # as in `generate.py`, where no token is put before a prompt
 
 
 def _splits_as_gpt2(values: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer cuts a text into words and bytes in GPT-2's own way."""
+    """Whether a tokenizer splits text as GPT-2's does: BPE over bytes, with GPT-2's regular expression for words."""
     model, pre = values["model"], values.get("pre_tokenizer") or {}
     marks = ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
     return (

@@ -1,18 +1,18 @@
-"""GPT-2, exactly, in one file: pre-LN blocks, learned positions, tanh-GELU, biases, the head tied to the embedding; and
-what published GPT-2s have instead: another width inside, exact GELU, epsilon or scale of attention, a head of its own.
+"""GPT-2, exactly, in one file: pre-LN blocks, learned positions, tanh-GELU, biases, the head tied to the embedding.
+`GPT2Config` also has the variants of published GPT-2s: inner width, exact GELU, epsilon, attention scale, untied head.
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Parameters carry Hugging Face's names, but
-linear weights are (out, in); `hf.py` transposes. Any vocabulary size will do.
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Parameters have Hugging Face's names, but
+linear weights are (out, in); `hf.py` transposes them. The vocabulary may have any size.
 
 Invariants
-* Weights stay in fp32; `compute_dtype` alone decides the arithmetic: embeddings enter the residual stream in it, and
-  a linear layer casts its weights to the dtype of its input. There is no autocast.
-* `loss` is a SUM, so that sums over any split of a batch add up. It never holds B*T*V numbers: see `kernels.py`.
-* Initial weights depend on torch's CPU generator only.
+* Weights stay in fp32. Only `compute_dtype` decides the dtype of the arithmetic: embeddings are cast to it, and each
+  linear layer casts its weights to the dtype of its input. There is no autocast.
+* `loss` is a SUM: the losses of a batch's parts add up to its loss. It never stores all B*T*V logits: see `kernels.py`.
+* Initial weights depend only on torch's CPU generator.
 
 Letters in tensor names: B sequences, T positions, C width, H heads, D = C/H, V vocabulary.
 
-torch.compile: block by block (`for block in model.transformer.h: block.compile()`) compiles what gains from it.
+torch.compile: compile block by block (`for block in model.transformer.h: block.compile()`); the rest gains nothing.
 """
 
 import math
@@ -33,10 +33,10 @@ from cuadrilla.model.kernels import (
 )
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""Attention of a layer: queries, keys and values `(B, H, T, D)`, and the scale of the scores (`inference.py`)."""
+"""Attention with a KV cache (`inference.py`): takes layer, queries, keys, values (each `(B, H, T, D)`), score scale."""
 LAYER_NORM_EPSILON = 1e-5
 INNER = 4
-"""The MLP's inner width, in widths of the model."""
+"""The MLP's inner width, as a multiple of the model's width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +48,15 @@ class GPT2Config:
     width: int
     dropout: float = 0.0
     inner: int = 0
-    """The MLP's inner width (0: four times the model's)."""
+    """Inner width of the MLP (0: four times `width`)."""
     exact_gelu: bool = False
     epsilon: float = LAYER_NORM_EPSILON
     scale_attention: bool = True
-    """By 1/sqrt(D)."""
+    """Divide the attention scores by sqrt(D)."""
     scale_by_layer: bool = False
-    """By 1/(layer + 1) as well, layers from 0."""
+    """Also divide the scores by the layer's number, counted from 1."""
     tied: bool = True
-    """The head is the embedding."""
+    """The head uses the weights of the token embedding."""
 
     def __post_init__(self) -> None:
         assert self.width % self.heads == 0, f"width {self.width} is not divisible by {self.heads} heads"
@@ -75,7 +75,7 @@ class Linear(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Statistics are fp32 inside the kernel; only the CPU kernel takes fp32 gains with a narrower input."""
+    """The kernel's statistics are fp32. Only the CPU kernel accepts fp32 parameters with an input in bf16 or fp16."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Only holds the parts, under Hugging Face's names."""
+    """Holds the modules under Hugging Face's names; `GPT2.read` runs them."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Transformer(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Built on the CPU in fp32. Set `compute_dtype` to choose the arithmetic of the passes."""
+    """A new model is on the CPU in fp32. `compute_dtype` is the dtype in which forward and backward passes compute."""
 
     compute_dtype: torch.dtype = torch.float32
     onednn = True
@@ -178,14 +178,14 @@ class GPT2(nn.Module):
             self.initialize()
 
     def use(self, *, onednn: bool) -> None:
-        """Whether products in fp32 on a CPU are oneDNN's, or what torch calls. The last bits differ."""
+        """Compute fp32 matrix products on a CPU with oneDNN, or with torch's default library. The last bits differ."""
         for module in self.modules():
             if isinstance(module, GPT2 | Linear):
                 module.onednn = onednn
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """N(0, 0.02), residual projections divided by sqrt(2L), biases 0, gains 1."""
+        """Draw matrices from N(0, 0.02), residual projections divided by sqrt(2 * layers). Biases are 0, gains 1."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith("c_proj.weight")
@@ -201,9 +201,10 @@ class GPT2(nn.Module):
     def loss(
         self, ids_BT: Tensor, targets_BT: Tensor, *, teachers: "Sequence[GPT2]" = (), share: float = 0.0
     ) -> Tensor:
-        """SUM of the cross-entropies (nats) of the targets that are not -100, a scalar in fp32.
+        """SUM of the cross-entropies (nats) of all targets but those that are -100, a scalar in fp32.
 
-        With `teachers`, models of the same tokens, `share` of it is the cross-entropy with their mean probabilities.
+        With `teachers` (models with the same vocabulary), the loss is `1 - share` times the cross-entropy with the
+        targets plus `share` times the cross-entropy with the mean of the teachers' probabilities.
         """
         x_BTC, head_VC = self.read(ids_BT)
         soft = None
@@ -215,22 +216,22 @@ class GPT2(nn.Module):
         return chunked_cross_entropy(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn, soft=soft)
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The cross-entropy (nats) of every target `(B, T)`, 0 where it is -100. Without gradient."""
+        """Cross-entropy (nats) of every target, `(B, T)`; 0 where the target is -100. Computes no gradient."""
         x_BTC, head_VC = self.read(ids_BT)
         losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn)
         return losses_N.view(targets_BT.shape)
 
     @property
     def head(self) -> Embedding:
-        """What logits are computed with: the embedding, or a matrix of its own."""
+        """The matrix that makes logits of hidden states: the token embedding if `tied`, else a separate one."""
         return self.transformer.wte if self.config.tied else self.lm_head
 
     def read(
         self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, attend: Attend | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last hidden states `(B, T, C)`, normalized, and the weight of the head.
+        """The hidden states after the last layer norm, `(B, T, C)`, and the weight of the head, `(V, C)`.
 
-        `positions_BT` and `attend`: of a reading into a cache, else each position sees those before it.
+        By default positions count from 0 and attention is causal. A KV cache gives its own `positions_BT` and `attend`.
         """
         if self.config.tied:
             token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)

@@ -1,13 +1,13 @@
-"""GPT-2 in and out of Hugging Face's layout: a folder that `transformers` opens, and that llama.cpp converts.
+"""Read and write GPT-2 in Hugging Face's layout: a folder that `transformers` opens and llama.cpp converts.
 
     model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json
 
 transformers keeps the weights of GPT-2's linear layers as (in, out), a relic of `Conv1D`; ours are (out, in).
 
 Invariants
-* Another architecture, and weights that do not fit their config.json, are refused by name.
-* What a configuration leaves out is transformers' default.
-* `load_hf(save_hf(model))` has the same weights, bit for bit.
+* Another architecture, or weights that do not fit their config.json, are refused; the error names what does not fit.
+* A field that config.json leaves out has transformers' default.
+* A model that was saved and loaded again has the same weights, bit for bit.
 """
 
 import json
@@ -36,7 +36,7 @@ _NAMES = {
     "epsilon": "layer_norm_epsilon", "scale_attention": "scale_attn_weights",
     "scale_by_layer": "scale_attn_by_inverse_layer_idx", "tied": "tie_word_embeddings",
 }  # fmt: skip
-"""Fields of `GPT2Config` as config.json has them."""
+"""Fields of `GPT2Config`, and their names in config.json."""
 _TRANSPOSED = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 _BUFFER = re.compile(r"\.attn\.(masked_)?bias$")  # causal masks that old versions stored
 _EXACT_GELU = ("gelu", "gelu_python")
@@ -45,7 +45,7 @@ Size = Annotated[int, Field(gt=0, le=10**7)]
 
 
 class Configuration(BaseModel):
-    """What a config.json says of a GPT-2 that writes text."""
+    """The fields of config.json for a GPT-2 that writes text, within the bounds that are accepted."""
 
     model_config = ConfigDict(strict=True)
 
@@ -72,7 +72,7 @@ class Configuration(BaseModel):
 
 
 def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
-    """The model of a folder, on the CPU in fp32; `weights`: another file, a pickle maybe. Raises CheckpointError."""
+    """The model in a folder, on the CPU in fp32. `weights` may name another file or pickle. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
     path = weights or weights_of(folder)
     tensors = read_pickled(path) if path.suffix in PICKLES else read_tensors(path)
@@ -91,7 +91,7 @@ def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
 
 
 def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) -> None:
-    """Write the folder, weights in fp32. Raises DataError, ResourceError."""
+    """Write the folder, with weights in fp32. Raises DataError, ResourceError."""
     tokenizer = Tokenizer.load(tokenizer_path) if tokenizer_path else None
     if tokenizer:
         require_rows(tokenizer, rows=model.config.vocab_size)
@@ -106,7 +106,7 @@ def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) ->
 
 
 def require_rows(tokenizer: Tokenizer, *, rows: int) -> None:
-    """Raises DataError for a tokenizer with more tokens than the model has rows."""
+    """Raises DataError if the tokenizer has more tokens than the embedding has rows."""
     if tokenizer.vocab_size > rows:
         raise DataError(
             "the tokenizer has {tokens:,} tokens, the model {rows:,}",
@@ -117,7 +117,7 @@ def require_rows(tokenizer: Tokenizer, *, rows: int) -> None:
 
 
 def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our parameters as transformers keeps them: fp32 on the CPU, contiguous; the tied head is not among them."""
+    """Our parameters in transformers' layout: fp32 on the CPU, contiguous, without a tied head."""
     return {
         name: (value.t() if _TRANSPOSED.search(name) else value).detach().to("cpu", torch.float32).contiguous()
         for name, value in state.items()
@@ -125,8 +125,8 @@ def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def state_from_hf(tensors: Mapping[str, Tensor], *, tied: bool = True) -> dict[str, Tensor]:
-    """transformers' parameters as ours, in fp32; with or without the prefix. A stored head is left out if it is `tied`,
-    as transformers does."""
+    """transformers' parameters in our layout, in fp32. Names may lack the prefix `transformer.`. With `tied`, a stored
+    head is ignored, as transformers does."""
     named = {key if key.startswith((PREFIX, "lm_head.")) else PREFIX + key: value for key, value in tensors.items()}
     return {
         key: (value.t() if _TRANSPOSED.search(key) and value.dim() == 2 else value).float().contiguous()
@@ -136,7 +136,7 @@ def state_from_hf(tensors: Mapping[str, Tensor], *, tied: bool = True) -> dict[s
 
 
 def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> GPT2Config:
-    """The sizes in a config.json. Raises CheckpointError if it describes anything but a GPT-2 that writes text."""
+    """The configuration in a config.json. Raises CheckpointError unless it describes a GPT-2 that writes text."""
     try:
         found = Configuration.model_validate(values)
     except ValidationError as error:
@@ -170,7 +170,7 @@ def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, An
 
 
 def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
-    """The generic class reads tokenizer.json as it is; GPT-2's own would build another from its vocabulary."""
+    """Names the generic class, which reads tokenizer.json as it is. GPT-2's class would build another tokenizer."""
     end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,11 +1,12 @@
-"""A GPT-2 that only generates: new tokens of many rows in one pass, each row over its own cached keys and values.
+"""A GPT-2 that only generates: one pass reads the new tokens of many rows, and each row has its own KV cache.
 
 Invariants
-* The new tokens of all rows stand in one line, without padding: products see them together, attention each row alone.
-* No result of a row depends on other rows, up to the rounding of products of another size. None has a gradient.
+* The new tokens of all rows are concatenated, without padding. Matrix products take them together; attention keeps the
+  rows apart.
+* A row's results do not depend on other rows, up to the rounding of products of another size. They have no gradient.
 
-Letters in tensor names: N new positions of all rows, L layers, B slots (one row each), H heads, S positions of a slot,
-D width of a head, C width, I, O features in and out, V vocabulary.
+Letters in tensor names: N new tokens of all rows, L layers, B slots (one row each), H heads, S positions of a slot,
+D width of a head, C width, I, O features in and out, V vocabulary, G rows with one new token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,16 @@ from cuadrilla.model.gpt2 import GPT2, Linear
 from cuadrilla.model.kernels import has_onednn, is_amd, linear, onednn_linear
 
 PACKED_FOR_ROWS = 16
-"""On an Intel Xeon with AMX, all matrices of a 124M model in fp32: 16 rows through weights packed for 16 take 60 ms,
-through those packed for one 71. With a single row, and in bf16, both are as fast."""
+"""Number of rows for which oneDNN packs weights. On an Intel Xeon with AMX, 16 rows take 60 ms through all fp32
+matrices of a 124M model packed for 16 rows, 71 ms packed for one. For a single row, and in bf16, both are as fast."""
 BYTES_PER_CALL = 100_000
-"""Attention of rows with one new token each is one call, up to the longest; on a CPU row by row where that would read
-so many bytes in vain for each of them: a call takes about 10 us."""
+"""Rows with one new token each share one call of attention, padded to the longest row. On a CPU each row has a call of
+its own if the padding is more than this many bytes per row: reading them takes as long as a call, about 10 us."""
 
 
 @dataclass
 class KVCache:
-    """Keys and values of what was read; of the S positions of slot b, `lengths[b]` are in use."""
+    """Keys and values of the tokens read so far. The first `lengths[b]` of the S positions of slot b are in use."""
 
     k_LBHSD: Tensor
     v_LBHSD: Tensor
@@ -37,10 +38,10 @@ class KVCache:
 
 
 class InferenceModel:
-    """A copy that reads its weights as fast as it can, for many tokens.
+    """A copy of a model whose weights are laid out for fast generation.
 
-    On a CPU with oneDNN it shares the parameters, and holds matrices of its own in another order. Elsewhere it holds
-    weights in the compute dtype, as a cast costs more than a token.
+    On a CPU with oneDNN it shares the model's parameters, and also holds the matrices in oneDNN's order. Elsewhere it
+    holds weights in the compute dtype: casting them at every token would cost more than the token.
     """
 
     def __init__(self, model: GPT2) -> None:
@@ -58,8 +59,8 @@ class InferenceModel:
                     setattr(module, name, PackedLinear(child.weight, child.bias, dtype=self.dtype))
 
     def new_cache(self, slots: int, capacity: int) -> KVCache:
-        """An empty one, of `capacity` positions a slot. On a CPU in fp32, but with AMX: keys in bf16 let 124M generate
-        13 % more on a Xeon, while attention takes 2.8 times as long on an EPYC."""
+        """An empty cache with `capacity` positions for each slot. On a CPU without AMX it is always fp32: bf16 makes a
+        124M model 13 % faster on a Xeon with AMX, but attention takes 2.8 times as long on an EPYC."""
         heads = self.config.heads
         shape = (self.config.layers, slots, heads, capacity, self.config.width // heads)
         is_wide = self.device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
@@ -68,7 +69,8 @@ class InferenceModel:
         return KVCache(keys, values, [0] * slots)
 
     def read(self, cache: KVCache, parts: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
-        """The last hidden states `(N, C)` of new tokens of several slots, laid end to end: (slot, its tokens)."""
+        """Read new tokens into the cache; `parts` are pairs (slot, its new tokens). Returns the last hidden states of
+        all new tokens, concatenated: `(N, C)`."""
         step = _Step(cache, parts)
         ids_1N = torch.tensor([[token for _, tokens in parts for token in tokens]], device=self.device)
         x_1NC, _ = self.model.read(ids_1N, positions_BT=step.positions_N[None], attend=step.attend)
@@ -77,16 +79,16 @@ class InferenceModel:
         return x_1NC[0]
 
     def logits(self, x_NC: Tensor) -> Tensor:
-        """`(N, V)` in fp32."""
+        """Logits `(N, V)` in fp32."""
         logits_NV: Tensor = linear(x_NC, self.model.head.weight) if self._head is None else self._head(x_NC)
         return logits_NV.float()
 
 
 class PackedLinear(nn.Module):
-    """A product with a weight in the order in which oneDNN reads it fastest.
+    """A linear layer whose weight is in the order that oneDNN reads fastest.
 
-    A single row in fp32 goes through the weight as it is by what torch calls, but on AMD's processors: on that Xeon
-    124M generate 1.16, 10M 1.43 times as many tokens a second.
+    Except on AMD's processors, a single fp32 row uses torch's `F.linear` and the unpacked weight. On an Intel Xeon with
+    AMX that gives 1.16 times as many tokens a second for a 124M model, 1.43 times as many for a 10M model.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, dtype: torch.dtype) -> None:
@@ -104,7 +106,7 @@ class PackedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class _Span:
-    """Tokens `first` to `last` of the line: positions `start` to `end` of a slot."""
+    """The new tokens of one slot: `first` to `last` in the concatenation, positions `start` to `end` in the slot."""
 
     slot: int
     first: int
@@ -115,7 +117,7 @@ class _Span:
 
 
 class _Step:
-    """One reading of new tokens into a cache."""
+    """One pass that reads new tokens into a cache: indices, masks and the attention of each layer."""
 
     def __init__(self, cache: KVCache, parts: Sequence[tuple[int, Sequence[int]]]) -> None:
         self._cache, self._device = cache, cache.k_LBHSD.device
@@ -132,7 +134,7 @@ class _Step:
         self._is_aligned = all(
             (span.slot, span.last, span.start) == (number, number + 1, first) for number, span in enumerate(self.spans)
         )
-        """One new token of each of the first slots, at the same position: no slot need be looked up."""
+        """Slots 0 to n - 1 have one new token each, all at the same position: slices replace looking slots up."""
         self.positions_N = self._indices([at for span in self.spans for at in range(span.start, span.end)])
         self._slots_N = self._indices([slot for slot, tokens in parts for _ in tokens])
         ones = {span.slot: span for span in self.spans if span.last - span.first == 1}
@@ -151,7 +153,7 @@ class _Step:
             )
 
     def _wastes(self, ones: Mapping[int, _Span]) -> bool:
-        """Whether it pays to read each row no further than it goes, not all up to the longest."""
+        """Whether a call for each row is faster than one call that reads all rows up to the longest."""
         if len(ones) == 1 or self._device.type != "cpu":
             return len(ones) == 1
         read = (max(ones, default=-1) + 1) * self._longest - sum(span.end for span in ones.values())
@@ -162,7 +164,7 @@ class _Step:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
     def attend(self, layer: int, q_1HND: Tensor, k_1HND: Tensor, v_1HND: Tensor, scale: float) -> Tensor:
-        """Write the new keys and values of one layer into the cache, attend to all that a row may see."""
+        """Write a layer's new keys and values into the cache, then attend to all positions that each row may see."""
         k_BHSD, v_BHSD = self._cache.k_LBHSD[layer], self._cache.v_LBHSD[layer]
         wide_1HND = q_1HND.to(k_BHSD.dtype)
         if self._is_aligned:
@@ -189,7 +191,7 @@ class _Step:
         return y_1HND.to(q_1HND.dtype)
 
     def _attend_together(self, q_1HND: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, scale: float) -> Tensor:
-        """`(1, H, G, D)`, of the rows with one new token; what slots between them get is thrown away."""
+        """Attention of the rows with one new token, `(1, H, G, D)`. Results of slots between theirs are dropped."""
         y_BH1D = F.scaled_dot_product_attention(
             q_1HND[0].transpose(0, 1)[self._lines_B, :, None],
             k_BHSD[: len(self._lines_B), :, : self._longest],

@@ -1,6 +1,6 @@
-"""Differentiable functions that torch does not have, or not fast enough on a CPU.
+"""Differentiable functions that torch does not have, or that are too slow in torch on a CPU.
 
-* `linear`: a product with cast weights; in fp32 on a CPU by oneDNN or by what torch calls (`train/precision.py`).
+* `linear`: casts its weights; fp32 on a CPU uses oneDNN or torch's default library (chosen by `train/precision.py`).
 * `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
 * `chunked_cross_entropy`: the loss of a linear head, without B*T*V logits (the idea of Liger Kernel, arXiv 2410.10989).
@@ -26,29 +26,28 @@ IGNORED = -100
 
 @functools.cache
 def is_amd() -> bool:
-    """Whether this machine's processor is AMD's."""
     return (read_facts().processor or "").startswith("AMD")
 
 
 def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `onednn_linear` can be used. Not while compiling: Inductor chooses by itself."""
+    """Whether `onednn_linear` can be used. False under torch.compile, because Inductor chooses a kernel by itself."""
     if device.type != "cpu" or not torch._C._has_mkldnn or torch.compiler.is_compiling():
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def onednn_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`F.linear` by oneDNN, without gradient. The operation that Inductor emits for a frozen linear layer.
+    """`F.linear` by oneDNN, without gradient: the operation that Inductor emits for a frozen linear layer.
 
-    Measured on an AMD Zen 5: fp32 200 against 95 GFLOP/s of the MKL that torch calls, and weights for a single row are
-    read at 23 against 15 GB/s; bf16, with packed weights (`inference.py`), at 28 against 13 GB/s.
+    Measured on an AMD Zen 5, oneDNN against the MKL that torch calls: 200 to 95 GFLOP/s in fp32. The weights for a
+    single row are read at 23 to 15 GB/s in fp32; in bf16, with packed weights (`inference.py`), at 28 to 13 GB/s.
     """
     y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight_OI, bias_O, "none", [], "")
     return y
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, onednn: bool = True) -> Tensor:
-    """`F.linear` in the dtype of `x`; parameters are cast to it."""
+    """`F.linear` in the dtype of `x`, to which the parameters are cast."""
     if onednn and weight_OI.dtype == x.dtype == torch.float32 and has_onednn(x.device, x.dtype):
         y: Tensor = _OneDNNLinear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return y
@@ -75,10 +74,10 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 class _Embed(torch.autograd.Function):
-    """Look ids up and hand the same weight on to the head.
+    """Look ids up, and pass the same weight on to the head.
 
-    One function, so that the backward pass can add the few rows of the lookup to the gradient that comes from the
-    head: a separate embedding would fill a second V*C tensor with zeros and add it (60 ms of a step at 50,257*768).
+    One function does both, so that the backward pass can add the few rows of the lookup to the head's gradient. A
+    separate embedding would fill a second V*C tensor with zeros and add it (60 ms of a step at 50,257*768).
     """
 
     @staticmethod
@@ -99,18 +98,19 @@ def embed(weight_VC: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
     return embedded
 
 
-# Measured on 2 cores with AVX512-BF16 (12 heads of 64): the fused CPU kernel needs 24, 44 ms for the forward and
-# backward pass of 4*256, 1*1024 positions, these blocks 10, 21 ms. In fp32 it depends on the processor which is faster.
-# Smaller blocks compute less that is then masked, larger ones are faster products: 64 up to 512 positions, then 128.
+# Forward and backward pass on 2 cores with AVX512-BF16 (12 heads of 64): 4*256 positions take 24 ms in torch's fused
+# CPU kernel and 10 ms in these blocks; 1*1024 positions take 44 and 21 ms. In fp32 either may be faster, depending on
+# the processor. Small blocks compute fewer scores that are then masked; large blocks are faster products. So a block
+# has 64 queries up to 512 positions, then 128.
 QUERY_BLOCK = 64
 LONG = 512
-KEEP_PROBABILITIES_UP_TO = 1024  # positions; beyond, they are computed again in the backward pass: O(T) memory
+KEEP_PROBABILITIES_UP_TO = 1024  # positions; longer sequences compute them again in the backward pass: O(T) memory
 
 
 def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: float | None = None) -> Tensor:
-    """Causal attention as plain matrix products over blocks of queries and the keys that they may see.
+    """Causal attention as matrix products of each block of queries with the keys that it may see.
 
-    `scale`: what scores are multiplied with, 1/sqrt(D) if it is not given.
+    `scale` multiplies the scores; its default is 1/sqrt(D).
     """
     scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
     q_GTD, k_GTD, v_GTD = (x.flatten(0, 1) for x in (q_BHTD, k_BHTD, v_BHTD))
@@ -124,7 +124,7 @@ def _query_blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _probabilities(q_GQD: Tensor, k_GKD: Tensor, scale: float) -> Tensor:
-    """Attention of the last Q of K positions to all K, `(G, Q, K)`; the softmax is fp32 inside."""
+    """Attention probabilities of the last Q of K positions over all K, `(G, Q, K)`. The softmax is fp32 inside."""
     queries, keys = q_GQD.shape[1], k_GKD.shape[1]
     future_QK = q_GQD.new_full((queries, keys), -1e30).triu_(keys - queries + 1)
     scores_GQK = torch.baddbmm(future_QK, q_GQD, k_GKD.mT, alpha=scale)
@@ -151,7 +151,7 @@ class _BlockAttention(torch.autograd.Function):
         q_GTD, k_GTD, v_GTD, *kept = ctx.saved_tensors
         length, scale = q_GTD.shape[1], ctx.scale
         d_q_GTD, d_k_GTD, d_v_GTD = torch.empty_like(q_GTD), torch.empty(0), torch.empty(0)
-        for start, end in reversed(_query_blocks(length)):  # the last one sees all keys: no sum begins with zeros
+        for start, end in reversed(_query_blocks(length)):  # the last block sees all keys: its product begins the sums
             q_GQD, k_GKD, d_y_GQD = q_GTD[:, start:end], k_GTD[:, :end], d_y_GTD[:, start:end]
             p_GQK = kept.pop() if kept else _probabilities(q_GQD, k_GKD, scale)
             d_p_GQK = torch.bmm(d_y_GQD, v_GTD[:, :end].mT)
@@ -169,10 +169,10 @@ class _BlockAttention(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftTargets:
-    """What teachers have read of the same rows: last hidden states `(N, C)` and head `(V, C)` of each.
+    """Each teacher's last hidden states `(N, C)` for the same rows, and its head `(V, C)`.
 
-    `share` of a row's loss is the cross-entropy with the mean of their probabilities (Hinton et al. 2015, arXiv
-    1503.02531, at temperature 1), the rest that with its target.
+    A row's loss is `share` times the cross-entropy with the mean of the teachers' probabilities (Hinton et al. 2015,
+    arXiv 1503.02531, at temperature 1), plus `1 - share` times the cross-entropy with its target.
     """
 
     share: float
@@ -180,7 +180,7 @@ class SoftTargets:
     weight_VC: Sequence[Tensor]
 
     def probabilities(self, start: int, end: int, onednn: bool) -> Tensor:
-        """Probabilities of rows `start` to `end`, `(R, V)` in fp32."""
+        """The teachers' mean probabilities for rows `start` to `end`, `(R, V)` in fp32."""
         read = zip(self.x_NC, self.weight_VC, strict=True)
         all_logits_RV = (linear(x_NC[start:end], weight_VC, onednn=onednn).float() for x_NC, weight_VC in read)
         sums_RV = functools.reduce(Tensor.add_, (torch.softmax(logits_RV, -1) for logits_RV in all_logits_RV))
@@ -190,7 +190,7 @@ class SoftTargets:
 def chunked_cross_entropy(
     x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, soft: SoftTargets | None = None
 ) -> Tensor:
-    """SUM of the cross-entropies of `x @ weight.T` against the targets that are not -100. Scalar, fp32."""
+    """SUM of the cross-entropies of the logits `x @ weight.T`, without rows whose target is -100. Scalar, fp32."""
     if not torch.is_grad_enabled():
         assert soft is None, "teachers are for training"
         return cross_entropies(x_NC, weight_VC, targets_N, onednn=onednn).sum()
@@ -200,7 +200,7 @@ def chunked_cross_entropy(
 
 @torch.no_grad()
 def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True) -> Tensor:
-    """The cross-entropy of every row, 0 where the target is -100, `(N,)` in fp32."""
+    """The cross-entropy of every row, `(N,)` in fp32; 0 where the target is -100."""
     weight_VC = weight_VC.to(x_NC.dtype)
     losses_N = torch.empty(len(x_NC), device=x_NC.device)
     for start, end in _chunks(x_NC, len(weight_VC)):
@@ -209,11 +209,11 @@ def cross_entropies(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onedn
     return losses_N
 
 
-# Numbers in one fp32 chunk of logits. On the CPU a chunk must stay below the 32 MiB above which glibc returns every
-# block to the kernel (page faults then cost more than the softmax); a GPU wants enough rows to be busy.
+# Upper bound of the numbers in a chunk of fp32 logits. On a CPU a chunk must stay below 32 MiB: glibc returns larger
+# blocks to the kernel, and page faults then cost more than the softmax. A GPU needs enough rows to be busy.
 CHUNK_NUMBERS = {"cpu": 6_500_000}
 CHUNK_NUMBERS_ELSEWHERE = 100_000_000
-CHUNKS_PER_WEIGHT_GRADIENT = 4  # the product that gives d(weight) writes V*C numbers: fewer and larger ones
+CHUNKS_PER_WEIGHT_GRADIENT = 4  # each product for d(weight) writes V*C numbers, so few large products are faster
 
 
 def _chunks(x_NC: Tensor, vocab_size: int) -> Iterator[tuple[int, int]]:
@@ -222,9 +222,9 @@ def _chunks(x_NC: Tensor, vocab_size: int) -> Iterator[tuple[int, int]]:
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Gradients are computed in the forward pass, chunk by chunk; the backward pass only scales them.
+    """The forward pass computes the gradients, chunk by chunk; the backward pass only scales them.
 
-    The loss comes from fp32 logits; the log of the normalizer is max(logit) - log(max(p)), which cannot underflow.
+    The loss comes from fp32 logits. The log of the normalizer is max(logit) - log(max(p)), which cannot underflow.
     """
 
     @staticmethod
@@ -266,9 +266,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _losses(
     logits_RV: Tensor, targets_R1: Tensor, d_logits_RV: Tensor, wanted_RV: Tensor | None, share: float
 ) -> Tensor:
-    """The losses of one chunk `(R, 1)`; `d_logits_RV` receives the gradient.
+    """The losses of one chunk, `(R, 1)`. The gradient of the logits is written into `d_logits_RV`.
 
-    `wanted_RV`: the teachers' probabilities, which have this `share` of the loss.
+    `wanted_RV`: the teachers' probabilities. The cross-entropy with them is `share` of the loss.
     """
     is_fp32 = d_logits_RV.dtype == torch.float32
     p_RV = torch.softmax(logits_RV, -1, out=d_logits_RV) if is_fp32 else torch.softmax(logits_RV, -1)
@@ -285,7 +285,7 @@ def _losses(
 
 
 def _add_product(sum_VC: Tensor, a_VM: Tensor, b_MC: Tensor, onednn: bool) -> None:
-    """`sum += a @ b`, the sum in fp32, in slices: mixed dtypes make a CPU copy the whole product in fp32 first."""
+    """`sum += a @ b` with the sum in fp32. A CPU adds slices: with mixed dtypes it first copies a product to fp32."""
     rows = len(sum_VC) if sum_VC.device.type != "cpu" else max(CHUNK_NUMBERS["cpu"] // sum_VC.shape[1], 1)
     for start in range(0, len(sum_VC), rows):
         sum_VC[start : start + rows] += linear(a_VM[start : start + rows], b_MC.mT, onednn=onednn)

@@ -1,10 +1,10 @@
 """The built-in task: a GPT-2 language model on a data folder, and measures of how well it knows the language.
 
-Item i of a split is tokens i*context .. (i+1)*context and, as targets, the tokens one further: every token but the
-first is predicted once in an epoch. Documents follow one another, each closed by an end-of-text token.
+The inputs of item i of a split are the tokens i*context .. (i+1)*context; its targets are the same window one token
+further. So an epoch predicts every token but the first once. An end-of-text token closes each document.
 
-With teachers, models that were trained before and stay as they are, a part of the training loss is the cross-entropy
-with their mean probabilities. What is measured on held-out text is the text's alone.
+Teachers are models that were trained before and do not change. With teachers, a part of the training loss is the
+cross-entropy with the mean of their probabilities. The loss on held-out text does not contain that part.
 """
 
 import hashlib
@@ -36,13 +36,13 @@ from cuadrilla.rundir import file_sha256
 NATS_PER_BIT = math.log(2)
 PAIRS_PER_BATCH = 32
 TEACHER_SHARE = 0.5
-"""Part of the loss that comes from the teachers; three quarters teach no better (docs/experiments.md)."""
+"""Share of the training loss that comes from the teachers. 0.75 left a higher held-out loss (docs/experiments.md)."""
 SHARED = {"dropout", "inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied"}
-"""Fields that the section `model` and `GPT2Config` have in common."""
+"""Fields that the run file's section `model` and `GPT2Config` have in common."""
 
 
 class Sequences:
-    """A stream of tokens cut into sequences of `context` tokens; what is left at the end is not used."""
+    """A stream of tokens, cut into sequences of `context` tokens. An incomplete last sequence is not used."""
 
     def __init__(self, tokens: NDArray[Any], *, context: int) -> None:
         self._tokens = tokens
@@ -59,9 +59,9 @@ class Sequences:
 
 
 class LanguageTask:
-    """`folder` is a data folder; its manifest decides the vocabulary, `model` the other sizes. Raises DataError.
+    """Trains on a prepared data folder. Its manifest gives the size of the vocabulary, `model` gives the other sizes.
 
-    `teachers`: folders in Hugging Face's layout, which are read when the first loss is computed.
+    `teachers` are folders in Hugging Face's layout. They are read when the first loss is computed. Raises DataError.
     """
 
     def __init__(self, folder: Path, *, model: ModelSection, teachers: Sequence[Path] = ()) -> None:
@@ -89,7 +89,7 @@ class LanguageTask:
         return GPT2(shape_of(self._section, tokens=self.manifest.vocab_size))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Sum of the cross-entropies in nats, and how many tokens were predicted. Every target counts."""
+        """Sum of the cross-entropies in nats, and the number of predicted tokens. Every target counts."""
         assert isinstance(model, GPT2)
         for teacher in self._teachers:
             teacher.to(batch["ids"].device).compute_dtype = model.compute_dtype
@@ -101,7 +101,7 @@ class LanguageTask:
         return [load_hf(folder).requires_grad_(False).eval() for folder in self._teacher_folders]
 
     def data(self, split: Literal["train", "val"]) -> Dataset:
-        """The sequences of a split; none if the folder has no such split."""
+        """The sequences of a split. The split `val` may be missing; it is empty then."""
         named = self.manifest.splits.get(split)
         if split == "val" and (named is None or not named.num_tokens):
             return Sequences(np.empty(0, dtype=np.int64), context=self.defaults.length)
@@ -123,14 +123,14 @@ class LanguageTask:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
-        """`loss`: nats per token. `bits_per_byte`: the same for bytes of UTF-8, comparable between tokenizers.
-        With their standard errors over sequences, where there are two or more and all are finite.
+        """`loss` is in nats per token. `bits_per_byte` is per byte of UTF-8, and so comparable between tokenizers.
+        Standard errors (over sequences) are added if there are two or more sequences and the loss is finite.
 
-        The bytes of single tokens are not known here: the average number of bytes per token of the whole held-out
-        split is used, which is exact when all of it is evaluated. Its tokens include end-of-text, its bytes do not.
+        The conversion uses the average bytes per token of the whole held-out split, because the bytes of single tokens
+        are not known here. It is exact if the whole split is evaluated. End-of-text counts as a token without bytes.
         """
         assert isinstance(model, GPT2)
-        losses: list[float] = []  # of each sequence, per token
+        losses: list[float] = []  # of each sequence: mean nats per token
         with torch.no_grad():
             for batch in batches:
                 losses += model.losses(batch["ids"], batch["targets"]).cpu().double().mean(1).tolist()
@@ -144,7 +144,7 @@ class LanguageTask:
 
 
 def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
-    """The model of a run file's section `model`, with a row for each token unless the section says otherwise."""
+    """The model that a run file's section `model` describes. `tokens` is its vocabulary unless the section sets one."""
     layers, heads, width, context = section.shape
     return GPT2Config(
         vocab_size=section.vocab or tokens,
@@ -157,13 +157,13 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
 
 
 def bits_per_byte(nats_per_token: float, split: Split) -> float:
-    """From the loss and the split's own ratio of tokens to bytes."""
+    """Bits per byte of UTF-8, from the loss in nats per token and the tokens per byte of `split`."""
     return nats_per_token / NATS_PER_BIT * split.num_tokens / split.num_bytes
 
 
 @contextmanager
 def not_training(model: nn.Module) -> Iterator[None]:
-    """A block in which a model only answers."""
+    """Put a model into evaluation mode for the block, and restore its mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -173,7 +173,7 @@ def not_training(model: nn.Module) -> Iterator[None]:
 
 
 class Pair(Protocol):
-    """A minimal pair: two whole texts, of which the language allows `good` and not `bad`."""
+    """A minimal pair: two whole texts. `good` is correct in the language, `bad` is not."""
 
     @property
     def good(self) -> str: ...
@@ -185,10 +185,10 @@ class Pair(Protocol):
 def log_likelihood(
     model: GPT2, ids_batch: Sequence[Sequence[int]], *, counted: Sequence[int] | None = None
 ) -> list[float]:
-    """Total log-probability (nats) of the last tokens of every sequence given those before; `counted`: how many, else
-    all but the first. Sequences are padded to the longest.
+    """Log-probability (nats) of the last `counted` tokens of each sequence, given the tokens before them. By default
+    all tokens but the first are counted. Shorter sequences are padded to the longest.
 
-    Raises DataError for one that does not fit the context.
+    Raises DataError for a sequence that does not fit the context.
     """
     longest = max(map(len, ids_batch))
     if longest - 1 > model.config.context:
@@ -210,9 +210,9 @@ def log_likelihood(
 
 
 def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[float]:
-    """For each pair 1 if the model finds `good` likelier, 0 if `bad`, 0.5 for a tie.
+    """For each pair: 1 if the model gives `good` the higher probability, 0 if `bad`, 0.5 for a tie.
 
-    Whole texts are compared, after an end-of-text token, as at the beginning of a document.
+    The log-probabilities of whole texts are compared. An end-of-text token precedes each, as at a document's beginning.
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = [[tokenizer.end_of_text, *ids] for ids in tokenizer.encode_batch(texts)]

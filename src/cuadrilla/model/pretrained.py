@@ -1,7 +1,7 @@
-"""Models that others have trained, as they are published: a GPT-2's weights, sizes and tokenizer, checked.
+"""Import a GPT-2 that others have trained and published: its weights, sizes and tokenizer are read and checked.
 
-Weights are safetensors, whole or in parts; a pickle only if its owner trusts its maker (`weights.py`). Sizes are those
-of the config.json beside them.
+Weights are safetensors, in one file or in parts. A pickle is read only if the user trusts its author (`weights.py`).
+The config.json beside the weights gives the sizes.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Pretrained:
 
 
 def find_weights(source: Path) -> Path:
-    """The file of weights that a path names: itself, or that of a folder, or the index of its parts."""
+    """`source` if it is a file; else the safetensors in that folder, or its pickle if it has no safetensors."""
     if source.is_file():
         return source
     weights, pickled = weights_of(source), source / PICKLED
@@ -40,7 +40,7 @@ def find_weights(source: Path) -> Path:
 
 
 def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
-    """A folder in Hugging Face's layout, or a file of weights that lies in one. Raises CheckpointError, DataError."""
+    """Read a folder in Hugging Face's layout, or a weights file in such a folder. Raises CheckpointError, DataError."""
     if not source.exists():
         hint = "name a folder with config.json, or a file of weights"
         raise CheckpointError("{path} does not exist", path=source, hint=hint)
@@ -61,11 +61,11 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
 
 
 def save_pretrained(found: Pretrained, folder: Path) -> None:
-    """Keep it in our form of Hugging Face's layout, with where it came from. Raises ResourceError."""
+    """Write the model in Hugging Face's layout, and its origin and licence in `ORIGIN`. Raises ResourceError."""
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        for path in files_of(found.weights):  # of parts, the SHA-256 of one behind the other
+        for path in files_of(found.weights):  # of several parts, the SHA-256 of their concatenation
             with open(path, "rb") as file:
                 hashlib.file_digest(file, lambda: digest)
     write_atomic(folder / TOKENIZER, found.tokenizer)
@@ -76,7 +76,7 @@ def save_pretrained(found: Pretrained, folder: Path) -> None:
 
 
 def _licence(card: Path) -> str:
-    """What the front matter of a model card says."""
+    """The licence in the front matter of a model card, or "unknown"."""
     try:
         with open(card, encoding="utf-8", errors="replace") as file:
             head = file.read(CARD_CHARACTERS)

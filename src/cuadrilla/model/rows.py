@@ -1,14 +1,14 @@
-"""Sequences that a GPT-2 continues together: each one joins, reads its prompt, generates and leaves when it likes.
+"""Continuous batching for a GPT-2: rows (sequences) join at any step, read their prompt, generate, and leave.
 
 Invariants
-* What a row gets depends on its own tokens and seed, up to the rounding of products of another size: its random numbers
-  come from a generator of its own, and it reads nothing of other rows.
-* A step is one pass over the model, with the newest tokens of those that generate and parts of the prompts of those
-  that read: the weights, whose reading is most of the time on a CPU, are read once for both.
-* A step reads at most `READ_TOKENS` of prompts, so that nobody waits long for somebody else's prompt.
-* When a row fills the context, its last half is read again at position 0 (as GPT-2 has absolute positions, a cache
-  cannot be shifted). Of a longer prompt only the last `context` tokens are read.
-* Log probabilities are those of the model: before temperature, penalties and what cuts the distribution.
+* A row's result depends only on its own tokens and seed, up to the rounding of products of another size. It has its own
+  generator of random numbers, and reads nothing of other rows.
+* A step is one pass over the model. It takes the newest token of each row that generates, and parts of the prompts of
+  rows that still read. So the weights are read once for both; on a CPU, reading them takes most of the time.
+* A step reads at most `READ_TOKENS` tokens of prompts, so that a long prompt delays the other rows little.
+* When a row fills the context, its last half is read again from position 0: GPT-2's positions are absolute, so a cache
+  cannot be shifted. Of a prompt longer than the context only the last `context` tokens are read.
+* Log probabilities are those of the model, before temperature, penalties, top_k and top_p.
 
 Letters in tensor names: see `inference.py`.
 """
@@ -29,13 +29,13 @@ from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import MAX_DRAW, Sampling, choose
 
 Reason = Literal["stop", "length", "error"]
-"""`error`: the model's numbers are not finite."""
+"""Why a row ended. `error`: the model's numbers are not finite."""
 READ_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Score:
-    """The log probability of a token in its place, and the most likely tokens there with theirs, the best one first."""
+    """The log probability (nats) of a token in its place. `top`: the likeliest tokens there with theirs, in order."""
 
     token: int
     logprob: float
@@ -44,10 +44,10 @@ class Score:
 
 @dataclass(eq=False)
 class Row:
-    """A sequence that is continued. `tokens` begins with the prompt; `reason`: why it has ended, None before.
+    """A sequence that is continued. `tokens` begins with the prompt. `reason` is None until the row has ended.
 
-    `num_top`: how many most likely tokens each of `scores` names; None: nothing is scored. With `scores_prompt` the
-    prompt's tokens are scored, too, but for the first.
+    `num_top` is the number of likeliest tokens in each of `scores`; with None, generated tokens are not scored.
+    `scores_prompt` scores the tokens of the prompt, all but the first.
     """
 
     tokens: list[int]
@@ -67,7 +67,7 @@ class Row:
         if not self.tokens:
             raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
         self._num_prompt = len(self.tokens)
-        self._random = random.Random(str(self.sampling.seed))  # as text: every bit counts
+        self._random = random.Random(str(self.sampling.seed))  # as text, so that every bit counts
         self._counts: Counter[int] = Counter()
         if not self.sampling.max_tokens and not self.scores_prompt:
             self.reason = "length"
@@ -77,11 +77,11 @@ class Row:
         return self.tokens[self._num_prompt :]
 
     def draw(self) -> float:
-        """A uniform random number, which chooses its next token."""
+        """A uniform random number, which chooses the row's next token."""
         return min(self._random.random(), MAX_DRAW)
 
     def take(self, token: int) -> int | None:
-        """Its next token; None for a stop id, which ends it."""
+        """Append the next token and return it. A stop id ends the row instead, and None is returned."""
         if token in self.sampling.stop_ids:
             self.reason = "stop"
             return None
@@ -93,7 +93,7 @@ class Row:
         return token
 
     def penalize(self, logits_V: Tensor) -> None:
-        """In place."""
+        """Subtract the penalties of generated tokens, in place."""
         if not self._counts:
             return
         presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
@@ -109,7 +109,7 @@ class Rows:
         self._context = model.config.context
         self._cache = model.new_cache(slots, min(capacity or self._context, self._context))
         self._rows: list[Row] = []
-        self._free = list(range(slots))  # a heap: the lowest is taken first
+        self._free = list(range(slots))  # a heap: the lowest free slot is taken first
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -119,7 +119,7 @@ class Rows:
         return len(self._free)
 
     def join(self, row: Row) -> None:
-        """Raises ConfigError for tokens that the model does not know."""
+        """Give the row a free slot. Raises ConfigError for tokens that the model does not know."""
         assert row.reason is None
         vocab_size = self._model.config.vocab_size
         if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
@@ -133,14 +133,14 @@ class Rows:
         self._rows.append(row)
 
     def leave(self, row: Row) -> None:
-        """Before its end, or at it: its slot is free at once."""
+        """Remove a row, at its end or before. Its slot is free at once."""
         self._rows.remove(row)
         heappush(self._free, row.slot)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Row, int | None]]:
-        """One more token of every row that generates, and of those whose prompt is now read; None where one has ended
-        without: by a stop id, an error, or because nothing was to be generated.
+        """Run one pass. Returns each row whose prompt is now read, with its next token. The token is None if the row
+        ended without one: by a stop id, by an error, or because it was to generate nothing.
 
         Rows that have ended have left.
         """
@@ -167,7 +167,7 @@ class Rows:
         return chosen
 
     def _parts(self) -> list[tuple[Row, list[int]]]:
-        """The newest token of each row that generates, and of prompts what a step may read, the first one first."""
+        """What the next step reads, sorted by slot. Rows that joined earlier are the first to read their prompts."""
         left, parts = READ_TOKENS, []
         for row in self._rows:
             length = 1 if len(row.unread) == 1 else min(len(row.unread), left)
@@ -181,7 +181,7 @@ class Rows:
         self._cache.lengths[row.slot] = 0
 
     def _score_prompt(self, row: Row, x_TC: Tensor) -> None:
-        """Scores of the tokens behind the positions that were just read."""
+        """Score the tokens that follow the positions just read; `x_TC` are their hidden states."""
         first = len(row.tokens) - len(row.unread) + 1
         if targets := row.tokens[first : first + len(x_TC)]:
             logits_NV = self._model.logits(x_TC[: len(targets)])
@@ -189,11 +189,11 @@ class Rows:
 
 
 def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | None]]:
-    """The next token of each, as it samples; None for one that ends without."""
+    """Each row with its next token, sampled as the row asks; None for a row that ends without one."""
     finite_B = logits_BV.amax(-1).isfinite()
-    logits_BV[~finite_B] = 0.0  # so that something can be drawn, which is not taken
+    logits_BV[~finite_B] = 0.0  # makes drawing a token possible; that token is not used
     scored = [place for place, row in enumerate(rows) if row.num_top is not None]
-    raw = dict(zip(scored, logits_BV[scored], strict=True)) if scored else {}  # a copy, which penalties leave alone
+    raw = dict(zip(scored, logits_BV[scored], strict=True)) if scored else {}  # a copy, without penalties
     chosen: list[tuple[Row, int | None]] = []
     tokens, is_finite = _sampled(rows, logits_BV), finite_B.tolist()
     for place, row in enumerate(rows):
@@ -211,7 +211,7 @@ def _chosen(rows: Sequence[Row], logits_BV: Tensor) -> list[tuple[Row, int | Non
 
 
 def _sampled(rows: Sequence[Row], logits_BV: Tensor) -> list[int]:
-    """A token of each; those that sample alike are chosen for at once."""
+    """A token for each row. Rows with equal sampling settings are computed together."""
     for row, logits_V in zip(rows, logits_BV, strict=True):
         row.penalize(logits_V)
 

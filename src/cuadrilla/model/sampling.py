@@ -1,6 +1,6 @@
-"""How the next token is chosen from logits.
+"""The choice of the next token from logits.
 
-Letters in tensor names: B rows, V vocabulary, K of its tokens.
+Letters in tensor names: B rows, V vocabulary, K the tokens that top_k leaves.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from cuadrilla.errors import ConfigError
 
 MAX_PENALTY = 2.0
 MIN_TEMPERATURE = MIN_PART = 1e-6
-"""Below, a temperature is greedy, and a part of the distribution one token: in fp32 both might be 0."""
+"""A lower temperature is greedy, and a lower top_p leaves one token: in fp32 either might be 0."""
 MAX_DRAW = 1 - 2**-20
-"""So that a draw times the total of a distribution stays below the total."""
+"""Upper bound of a random draw, so that the draw times the sum of a distribution stays below that sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution whole (top_k acts first).
+    """Temperature 0 is greedy. top_k 0 and top_p 1 keep the whole distribution; top_k is applied first.
 
-    Penalties lower the logits of what a row has generated already: once for each token that occurs, and once for each
-    time that it does, as in OpenAI's API.
+    As in OpenAI's API, penalties lower the logits of tokens that the row has generated: `presence_penalty` once for
+    each such token, `frequency_penalty` once for each of its occurrences.
     """
 
     temperature: float = 1.0
@@ -57,10 +57,10 @@ class Sampling:
 
 
 def choose(logits_BV: Tensor, *, sampling: Sampling, draws_B: Tensor) -> Tensor:
-    """One id per row: the best, or the one that a uniform number in [0, 1) picks from the distribution."""
+    """One token id per row: the most likely one, or the one that the row's draw, uniform in [0, 1), selects."""
     if sampling.temperature < MIN_TEMPERATURE:
         return logits_BV.argmax(-1)
-    # Differences to the largest logit: dividing by a tiny temperature then overflows to -inf, never to nan.
+    # The largest logit is subtracted first: dividing by a tiny temperature then overflows to -inf, never to nan.
     p_BK = torch.softmax((logits_BV - logits_BV.amax(-1, keepdim=True)) / sampling.temperature, -1)
     ids_BK = None
     if 0 < sampling.top_k < p_BK.shape[-1]:

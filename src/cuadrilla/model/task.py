@@ -1,4 +1,4 @@
-"""The `Task` protocol: everything cuadrilla needs to know about a model, and how to load one from a user's file."""
+"""The `Task` protocol: all that cuadrilla must know about a model and its data. `load_task` loads one from a file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts seq
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDefaults:
-    """`length`: tokens counted for one sequence when planning (1 for examples without a length).
+    """`length`: expected number of tokens in a sequence, used for planning (1 for examples without a length).
 
-    `max_length`: the most that one can count; None where that is not known. An answer of a worker that counts more is
+    `max_length`: upper bound of the tokens in a sequence; None if unknown. A worker's answer that counts more tokens is
     refused.
 
-    `not_matrices`: names (or beginnings) of two-dimensional parameters that Muon should leave to AdamW: embeddings
-    and the output layer.
+    `not_matrices`: names, or beginnings of names, of two-dimensional parameters that AdamW trains instead of Muon:
+    embeddings and the output layer.
 
-    `blocks`: names of modules that gradient checkpointing computes again as one; a ModuleList stands for its members.
-    Without any they are found (`blocks.py`).
+    `blocks`: names of the modules that gradient checkpointing recomputes, each as a whole. A ModuleList stands for its
+    members. If no name is given, `blocks.py` finds the blocks.
     """
 
     length: int
@@ -35,34 +35,34 @@ class TaskDefaults:
 
     @property
     def counted(self) -> str:
-        """What the task's losses count, for people."""
+        """The unit in which the task counts, as a word for messages."""
         return "tokens" if self.length > 1 else "examples"
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, its loss and its data. Identical on every node. One with a `predict` can be served (docs/serve.md)."""
+    """A model, its loss and its data, the same on every node. One with a `predict` can be served (docs/serve.md)."""
 
     defaults: TaskDefaults
 
     def model(self) -> nn.Module:
-        """A new model on the CPU in fp32; its weights depend on torch's random numbers only, which the caller seeds."""
+        """A new model on the CPU in fp32. Its weights may depend only on torch's random numbers, which are seeded."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """The *sum* of the losses (a scalar with gradient) and how many tokens or examples it counts."""
+        """The *sum* of the losses (a scalar with gradient), and the number of tokens or examples in it."""
 
     def data(self, split: Literal["train", "val"]) -> Dataset:
-        """Map-style data: `len(data)` and `data[i]`, a mapping of names to arrays without a batch dimension."""
+        """A map-style dataset with `len(data)` and `data[i]`: names and their arrays, without a batch dimension."""
 
     def data_hash(self) -> str:
-        """Equal for equal data: a run is resumed, and a machine joins, only with the same."""
+        """A hash of the data. Resuming a run, and joining it, require data with the same hash."""
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
         """Measures over held-out batches; "loss" is the one to minimise. NAME_error is the standard error of NAME."""
 
 
 def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """The task's loss of a training batch. Raises TaskError when it is not what the protocol asks for."""
+    """The task's loss of a training batch. Raises TaskError if it does not have the form that `Task.loss` requires."""
     match task.loss(model, batch):
         case (Tensor(ndim=0, requires_grad=True) as total, int(count)) if count >= 0:
             return total, count
@@ -76,10 +76,10 @@ def loss_of(task: Task, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 
 
 def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
-    """The Task that `file.py:name` makes, the file relative to `folder`; so is its `data`, if it has any.
+    """The task that `spec` (`file.py:name`) makes. File and `data` are relative to `folder`; `name` is given `data`.
 
-    Raises TaskError when the file is missing, when it has no such name, or when what it gives is not a Task. An error
-    inside the file is shown with its own text. The file may import modules that lie beside it.
+    Raises TaskError if the file is missing, if it has no such name, or if the result is not a Task. An error inside the
+    file is shown with its own text. The file may import modules that lie beside it.
     """
     file_name, _, name = spec.rpartition(":")
     path = (folder / file_name).resolve()

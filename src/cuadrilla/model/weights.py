@@ -1,9 +1,9 @@
-"""Files of weights as Hugging Face's layout has them: one of safetensors, or several parts with an index.
+"""Weights in Hugging Face's layout: one safetensors file, or several parts with an index.
 
     model.safetensors        model-00001-of-00002.safetensors ...  model.safetensors.index.json
 
-The one place where a pickle is opened, too: `read_pickled`, for who trusts its author, by torch's restricted reader
-(`weights_only=True` builds tensors and plain values only, and refuses every other name).
+`read_pickled` is the only place that opens a pickle, after the user said that they trust its author. torch's restricted
+reader (`weights_only=True`) builds only tensors and plain values, and refuses every other name.
 """
 
 import json
@@ -27,19 +27,19 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth")
 NESTED = ("state_dict", "model_state_dict", "model")
-"""Where training programs put the weights beside other things."""
+"""Keys under which training programs store the weights in a larger dictionary."""
 AGAIN = "copy the original again"
 READING_ERRORS = (UnpicklingError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, OSError)
 MAX_REASON = 300
 
 
 def weights_of(folder: Path) -> Path:
-    """The file to read a folder's weights from: `WEIGHTS` (there or not), or the `INDEX` of its parts."""
+    """The file of a folder's weights: `INDEX` if there is one and no `WEIGHTS`, else `WEIGHTS`, even if missing."""
     return folder / (INDEX if (folder / INDEX).exists() and not (folder / WEIGHTS).exists() else WEIGHTS)
 
 
 def files_of(path: Path) -> list[Path]:
-    """What holds the tensors: the file itself, or the parts of an index by name. Raises CheckpointError."""
+    """The files with the tensors: `path` itself, or the parts of an index, sorted by name. Raises CheckpointError."""
     if path.name != INDEX:
         return [path]
     try:
@@ -52,7 +52,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, or of the parts of an index, as they are stored. Raises CheckpointError."""
+    """All tensors of a safetensors file, or of all parts of an index, in their stored dtype. Raises CheckpointError."""
     tensors: dict[str, Tensor] = {}
     for file in files_of(path):
         try:
@@ -68,7 +68,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a torch file. Raises CheckpointError with torch's reason."""
+    """The named tensors in a torch pickle. Raises CheckpointError with torch's reason."""
     try:
         return weights_in(torch.load(path, map_location="cpu", weights_only=True))
     except READING_ERRORS as error:
@@ -82,7 +82,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def weights_in(value: Any) -> dict[str, Tensor]:
-    """The named tensors of what a torch file held. Raises ValueError if there are none."""
+    """The named tensors in the content of a torch file. Raises ValueError if there are none."""
     for inner in (value, *(value.get(key) for key in NESTED)) if isinstance(value, dict) else ():
         if isinstance(inner, dict):
             found = {key: tensor for key, tensor in inner.items() if isinstance(tensor, Tensor)}
@@ -93,7 +93,7 @@ def weights_in(value: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what was written there takes its place at the end. Raises ResourceError."""
+    """Yield a temporary path beside `path`. In the end the file written there replaces `path`. Raises ResourceError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +105,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def some(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Text with the first four names, and the number of the others."""
     shown = reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), names[:4])
     return Message("{shown} and {more} more", shown=shown, more=len(names) - 4) if len(names) > 4 else shown

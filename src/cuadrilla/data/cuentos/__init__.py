@@ -1,12 +1,12 @@
 """`cuentos`: a built-in generator of small Spanish stories that a model of a million parameters can learn in minutes.
 
-`story` writes one, `check` reads one back and names what is wrong, and `minimal_pairs` asks a model which of two
-endings is right. Everything is a pure function of a seed and an index, of the standard library alone, and no text comes
-from elsewhere: lexicon and grammar are this package's own.
+`story` writes a story, `check` reads one and names what is wrong, and `minimal_pairs` gives pairs of endings of which
+one is right. A seed and an index decide each result. Only the standard library is used. No text comes from elsewhere:
+lexicon and grammar are this package's own.
 
-Convention: a model is trained on seed 0 and tested on other seeds. The stories outnumber any training set so far
-(`test_distinct_stories_have_a_proven_lower_bound`) that a story of another seed is practically never one that was
-trained on (`test_seeds_do_not_share_stories`).
+Convention: a model is trained on seed 0 and tested on other seeds. There are so many more stories than in any training
+set (`test_distinct_stories_have_a_proven_lower_bound`) that other seeds practically never give a story that was trained
+on (`test_seeds_do_not_share_stories`).
 
 Read `grammar`, then `template` (its notation), `writer`, `checker`, `pairs`.
 """

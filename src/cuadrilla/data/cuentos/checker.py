@@ -1,13 +1,13 @@
 """Reads a text as a story of `cuentos` and says what is wrong with it.
 
-The checker is a backtracking reader of the grammar that the generator writes from. A variable is bound where it is
-first read (an article already limits it to one gender) and every later slot must agree with that binding: names, the
-toy and its colour, articles, adjectives, clitics, the effect of the cause, the fruit of the tree. A text passes if some
-plot derives all of it, white space and punctuation included; blank space around it is ignored.
+The checker is a backtracking parser of the generator's grammar. A variable is bound where it is first read; an article
+already limits it to one gender. Every later slot must agree with that binding: names, the toy and its colour, articles,
+adjectives, clitics, the effect of the cause, the fruit of the tree. A text passes if some plot derives all of it, white
+space and punctuation included; blank space around it is ignored.
 
 Invariants: `check(story(i)) == []` for every story (`test_checker_accepts_every_generated_story`); a story with one
-planted error is refused (`test_checker_rejects_planted_errors`). The kind of fault is the likely one: it is read off
-the place that the reader got to before every reading failed.
+planted error is refused (`test_checker_rejects_planted_errors`). The kind of fault is only the likely one: it follows
+from the farthest place that any reading reached.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Reader:
         return position == len(self.text)
 
     def _fail(self, failure: _Failure) -> None:
-        """Keeps the failures in the farthest word that any reading got to."""
+        """Keep the failures in the farthest word that any reading has reached."""
         pairs = zip(failure.expected, self.text[failure.start :], strict=False)
         reached = failure.start + sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         while reached > failure.start and self.text[reached - 1 : reached].isalnum():
@@ -104,7 +104,7 @@ def _push(pieces: tuple[Piece, ...], rest: _Pending) -> _Pending:
 
 
 def check(text: str) -> list[Fault]:
-    """What is wrong with `text` as a story: nothing, every unknown word, or the fault that stopped the reading."""
+    """The faults of `text` as a story: none, or every unknown word, or the one fault that stopped the reading."""
     text = text.strip()
     unknown = [word for word in _WORD.findall(text) if word not in known_words()]
     if unknown:
@@ -133,7 +133,7 @@ def _diagnose(reader: _Reader) -> Fault:
 
 
 def _kind_of_slot(failure: _Failure, text: str, *, several: bool) -> str | None:
-    """The kind of fault if the text has another reading of the slot at this place."""
+    """The kind of fault if the text has another form or value of the slot at this place, else None."""
 
     def here(other: str) -> bool:
         end = failure.start + len(other)
@@ -157,13 +157,13 @@ def _kind_of_slot(failure: _Failure, text: str, *, several: bool) -> str | None:
 
 @cache
 def known_words() -> frozenset[str]:
-    """Every word form, capitalised or not, that some story contains."""
+    """Every word form, capitalised or not, that occurs in some story."""
     texts = (text for template in (*PLOTS, *(t for rule in RULES.values() for t in rule)) for text in _texts(template))
     return frozenset(word for text in texts for word in _WORD.findall(text))
 
 
 def _form_indices(variables: tuple[str, ...]) -> set[int]:
-    """The forms that some values of the variables ask for."""
+    """Indices of all forms that values of the variables may need."""
     return {form_index(entries) for entries in itertools.product(*(VARIABLES[name] for name in variables))}
 
 

@@ -3,8 +3,8 @@
 Variables: h the hero, f the friend, k the relative, o a toy and c its colour, b something fragile, a an animal and n
 the name it gets, p a place, j a garden, q a quality, t a time, s a hiding place, w a trouble, x a rescue, v a tree.
 
-Invariants: a story is one derivation of one plot, and every plot ends with a closing sentence. Alternatives of a rule
-that differ from all earlier ones in a letter of literal text are the ones that the count of stories multiplies
+Invariants: a story is one derivation of one plot, and every plot ends with a closing sentence. The count of stories
+multiplies only those alternatives of a rule that differ from all earlier ones in a letter of literal text
 (`test_distinct_stories_have_a_proven_lower_bound`).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 RULES: Mapping[str, tuple[str, ...]] = {
     # --- openings and closings shared by the plots
-    # The name comes twice in a row: copying a near name is learnt first, and then carries over to far ones.
+    # The name comes twice in a row: a model learns first to copy a near name, and then a far one.
     "open": (
         "Había una vez {h/un niño/una niña} que se llamaba {h} {h.surname}. {h} era muy {q@h}.",
         "Érase una vez {h/un niño/una niña} que se llamaba {h} {h.surname}. {h} era muy {q@h}.",

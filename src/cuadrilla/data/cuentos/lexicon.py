@@ -1,8 +1,8 @@
-"""The words of `cuentos`: who, where, what, and the causes with their effects.
+"""The words of `cuentos`: people, places, things, and causes with their effects.
 
 An entry is one value that a story can bind to a variable: a person, a toy, a place, or a whole cause with its effect.
-Invariants (`test_lexicon_values_are_distinct_and_prefix_free`): within one variable no two entries read the same in any
-field, and none is the beginning of another; that is what makes a text determine its bindings.
+Invariants (`test_lexicon_values_are_distinct_and_prefix_free`): in each field, no two entries of a variable have the
+same text, and none is the beginning of another. So a text determines its bindings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Gender = Literal["m", "f"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """`parts` holds the readings by name ("word" for `{o}`); `forms` the four forms of an adjective (m, f, ms, fs)."""
+    """`parts`: the entry's texts by name ("word" for `{o}`). `forms`: an adjective's four forms (m, f, ms, fs)."""
 
     parts: Mapping[str, str] = field(default_factory=dict)
     gender: Gender = "m"
@@ -34,7 +34,7 @@ def _people(full_names: str, *, gender: Gender) -> tuple[Entry, ...]:
 
 
 def _things(names: str, *, gender: Gender, plural: bool = False) -> tuple[Entry, ...]:
-    """A toy or animal and what only that one is made of, for or like: tells them apart as surnames do children."""
+    """Toys or animals, each with a phrase of its own (made of, for or like what), as children have surnames."""
     pairs = (name.split(" ", 1) for name in names.split(", "))
     return tuple(Entry(parts={"word": word, "kind": kind}, gender=gender, plural=plural) for word, kind in pairs)
 
@@ -53,8 +53,8 @@ def _adjectives(words: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-# Each child has one surname: a pair of words that always go together is learnt early and tells the names apart, without
-# which a small model knows for millions of tokens that a name must follow, but not which one.
+# Each child has one surname. A small model learns early which two words always go together, and so tells names apart.
+# Without surnames it knows for millions of tokens that a name must follow, but not which one.
 PEOPLE = _people("Pablo Vega, Hugo Molina, Diego Soto, Leo Campos", gender="m") + _people(
     "Lucía Rivera, Marta Serrano, Elena Prado, Sofía Navarro", gender="f"
 )
@@ -211,7 +211,7 @@ Bindings = Mapping[str, Entry]
 
 
 def candidates(variable: str, bound: Bindings) -> tuple[Entry, ...]:
-    """The values open to `variable`: friends and relative are the hero's, a pet's name has the animal's gender."""
+    """The values that `variable` may have: the hero's own friends and relative, pet names of the animal's gender."""
     if variable == "f":
         return _FRIENDS[bound["h"]]
     if variable == "k":

@@ -1,10 +1,10 @@
-"""Minimal pairs: two endings of one context of which the grammar allows one.
+"""Minimal pairs: two endings of one context. The grammar allows only one of them.
 
-A pair is cut from a derivation at a slot that the text before it already decides: the right form or mention against a
-wrong one of the same kind, both followed by the same rest of the sentence.
+A pair is cut from a story at a slot that the text before it already decides. One ending has the right form or mention
+there, the other a wrong one of the same kind; the rest of the sentence is the same.
 
-Invariants: `good` and `bad` begin with `context`, differ in one place, and `good` is the beginning of a story that
-passes (`test_minimal_pairs_differ_in_one_place`); the phenomena take turns.
+Invariants: `good` and `bad` begin with `context` and differ in one place; `good` is the beginning of a story that
+passes (`test_minimal_pairs_differ_in_one_place`). The phenomena take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(r"[.?!]|$")
 
 @dataclass(frozen=True, slots=True)
 class MinimalPair:
-    """`good` and `bad` are whole texts: `context` and an ending each."""
+    """`good` and `bad` are whole texts: each is `context` followed by an ending."""
 
     context: str
     good: str
@@ -32,7 +32,7 @@ class MinimalPair:
 
 
 def minimal_pairs(count: int, *, seed: int = 1) -> Iterator[MinimalPair]:
-    """`count` pairs from different stories of a seed; not the seed that a model was trained on (0 by convention)."""
+    """`count` pairs from different stories of a seed, which must not be the training seed (0 by convention)."""
     index = 0
     for number in range(count):
         phenomenon = PHENOMENA[number % len(PHENOMENA)]
@@ -68,7 +68,7 @@ def _contrasts(story: Derivation, phenomenon: str) -> Iterator[tuple[Span, str]]
 
 
 def _decided_before(span: Span, story: Derivation) -> bool:
-    """Whether the text before the slot says which form is right: an adjective needs only its noun."""
+    """Whether the text before the slot decides which form is right. For an adjective, its noun is enough."""
     if not isinstance(span.slot, Adjective):
         return span.given
     noun = span.slot.noun
@@ -80,7 +80,7 @@ def _named(span: Span) -> tuple[str, ...]:
 
 
 def _agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span, str]]:
-    """Each agreeing slot with its form in the other number (`plural`), or else in the other gender."""
+    """Each agreeing slot, with its form in the other number (if `plural`) or else in the other gender."""
     for span in story.spans:
         match span.slot:
             case Agreement(variables=variables, forms=forms):
@@ -99,9 +99,9 @@ def _agreement_edits(story: Derivation, *, plural: bool) -> Iterator[tuple[Span,
 
 
 def _later_mentions(story: Derivation, kind: str) -> Iterator[tuple[Span, str]]:
-    """Each mention but the first of a character, object or cause, with a wrong one in its place.
+    """Each mention of a character, object or cause except the first, with a wrong one to replace it.
 
-    The wrong one has the same gender and number and occurs nowhere in the story, so only the meaning is wrong.
+    The wrong one has the same gender and number, and occurs nowhere in the story. So only the meaning is wrong.
     """
     seen: set[str] = set()
     for span in story.spans:

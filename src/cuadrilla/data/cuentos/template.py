@@ -1,8 +1,8 @@
-"""The notation of the grammar's sentences, compiled to pieces that generator, checker and tests share.
+"""The notation of the grammar's sentences. They are compiled to pieces that generator, checker and tests share.
 
 | written | means |
 |---|---|
-| `{h}` `{w.effect}` | what variable h is called; the reading "effect" of variable w |
+| `{h}` `{w.effect}` | the word for variable h; the part "effect" of variable w |
 | `{o:lo}` | the paradigm of `PARADIGMS` (lo, la, los, las) in the gender and number of o |
 | `{h/contento/contenta}` | the form in the gender of h |
 | `{o+estaba+estaban}` | the form in the number of o |
@@ -124,7 +124,7 @@ def variables_of(slot: Slot) -> tuple[str, ...]:
 
 
 def form_index(entries: tuple[Entry, ...]) -> int:
-    """Where the form that agrees with all these entries stands in a `Forms`."""
+    """Index, in a `Forms`, of the form that agrees with all these entries."""
     feminine = all(entry.gender == "f" for entry in entries)
     plural = entries[0].plural
     return feminine + 2 * plural
@@ -144,7 +144,7 @@ def realise(slot: Slot, bound: Bindings) -> str:
 
 
 def render(pieces: tuple[Piece, ...], bound: Bindings) -> str:
-    """The text of pieces without choices, all variables bound."""
+    """The text of pieces that have no choices and whose variables are all bound."""
     if len(pieces) == 1 and isinstance(pieces[0], Text):
         return pieces[0].text
     texts = []

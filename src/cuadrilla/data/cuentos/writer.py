@@ -1,7 +1,7 @@
 """Derives stories from the grammar, deterministically.
 
-Every choice of story (seed, index) comes from a splitmix64 stream that starts from a blake2b hash of both numbers:
-integer arithmetic only, so a story is the same on every machine and Python version (`test_golden_story`).
+Every choice in a story comes from a splitmix64 stream that starts from a blake2b hash of its seed and index. Only
+integers are computed, so a story is the same on every machine and Python version (`test_golden_story`).
 
 Invariants: the spans of a derivation are its slots in order, and their text is the text between `start` and `end`
 (`test_spans_lie_on_their_text`).
@@ -36,7 +36,7 @@ class Dice:
         self._state = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
     def below(self, bound: int) -> int:
-        """The next number in [0, bound); the bias of the multiply is below bound / 2**64."""
+        """The next number in [0, bound). The multiplication's bias is below bound / 2**64."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         mixed = self._state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -46,7 +46,7 @@ class Dice:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A slot in the text. `given`: every variable it needs was already called by name before it."""
+    """A slot in the text. `given`: the text before it names every variable that the slot needs."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class Derivation:
 
 
 def derive(index: int, *, seed: int = 0) -> Derivation:
-    """Story `index` of a seed with the slots that made it."""
+    """Story `index` of a seed, with the slots that it was made from."""
     dice = Dice(f"cuentos:{seed}:{index}")
     pending: list[Piece] = list(reversed(compile_template(PLOTS[dice.below(len(PLOTS))])))
     bound: dict[str, Entry] = {}

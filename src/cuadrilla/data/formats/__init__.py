@@ -1,1 +1,1 @@
-"""Readers of text in files: each turns bytes into texts, in bounded memory, and refuses what only looks like text."""
+"""Readers of text in files. Each turns bytes into texts, in bounded memory, and refuses files that are not text."""

@@ -1,7 +1,7 @@
-"""What a file's name says about it, and its bytes: unpacked on the way, or those of an archive's members in turn.
+"""The form of a file, told by its name, and its unpacked bytes, or those of an archive's members one after the other.
 
-Nothing is ever extracted; a member's name is a label and never a path that is opened. Reading raises what the
-libraries raise for damage (`DAMAGE`).
+Nothing is ever extracted to disk. A member's name is only a label, never a path that is opened. Reading a damaged file
+raises the libraries' own errors (`DAMAGE`).
 """
 
 import bz2
@@ -53,13 +53,13 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }
-"""By packing. Streams that follow one another are read, as `cat a.gz b.gz` makes them."""
+"""How to open each packing. All streams of a file are read if there are several, as after `cat a.gz b.gz`."""
 
 
 class Form(NamedTuple):
     content: str
     packing: str = ""
-    """One of `OPENERS`."""
+    """A key of `OPENERS`."""
 
 
 def form_of(name: str) -> Form | None:
@@ -72,10 +72,10 @@ def form_of(name: str) -> Form | None:
 
 
 def streams(path: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
-    """(name, bytes) of every file in an archive, in its order; links and devices are passed over. Of a file that is no
-    archive: ("", bytes).
+    """(name, stream) of every file in an archive, in its order; links and devices are skipped. A file that is not an
+    archive gives ("", stream).
 
-    The bytes are read before the next ones are asked for, or not at all.
+    A stream must be read before the next one is asked for, or not at all.
     """
     if form.content == ZIP:
         with zipfile.ZipFile(path) as archive:
@@ -93,5 +93,5 @@ def streams(path: Path, form: Form) -> Iterator[tuple[str, IO[bytes]]]:
                 tar.members.clear()  # type: ignore[attr-defined]
                 if info.isreg() and (content := tar.extractfile(info)):
                     yield one_line(info.name), content
-        while file.read(CHUNK_BYTES):  # a packed one may be damaged behind its members
+        while file.read(CHUNK_BYTES):  # a packed tar may be damaged after its last member
             pass

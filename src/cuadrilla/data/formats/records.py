@@ -1,6 +1,6 @@
-"""Records: an object on each line of a JSON Lines file, a row of a Parquet table; one of their fields is a text.
+"""Records with a text in one field: the objects on the lines of a JSON Lines file, or the rows of a Parquet table.
 
-A record without text is passed over and counted; a file in which none has one is an error, as a wrong field makes it.
+A record without text is skipped and counted. A file in which no record has text is an error: the field may be wrong.
 """
 
 import json
@@ -21,7 +21,7 @@ HINT = "--field NAME reads another field"
 
 
 def json_lines(stream: IO[bytes], *, where: str, field: str, counts: Counter[str]) -> Iterator[str]:
-    """The texts, in order; empty lines are nothing. Raises DataError."""
+    """The texts, in order. Empty lines are ignored. Raises DataError."""
     has_text, first_why = False, ""
     for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
         if line.strip():
@@ -37,7 +37,7 @@ def json_lines(stream: IO[bytes], *, where: str, field: str, counts: Counter[str
 
 
 def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
-    """The text of a line, or why it has none."""
+    """The text of a line, or None and the reason why it has none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
 
 
 def parquet(path: Path, *, field: str, counts: Counter[str]) -> Iterator[str]:
-    """The cells of the column, in order. Raises DataError, EnvironmentProblem, pyarrow's own errors."""
+    """The texts in the column `field`, in order. Raises DataError, EnvironmentProblem, pyarrow's own errors."""
     try:
         import pyarrow as pa
         from pyarrow import parquet as pq

@@ -1,14 +1,13 @@
-"""TEI-XML: what a reader of the book reads, without header, notes, front and back matter.
+"""TEI-XML: the text that a reader of the book reads, without header, notes, front and back matter.
 
-Everything inside `<body>` is text but the elements in `_LEFT_OUT`, the marks that refer to notes
-(`<ref target="#n1">[1]</ref>`), and of a `<choice>` the corrected, regularised or expanded reading. Paragraphs, heads
-and groups of verses are set apart by a blank line, verses and line breaks by a line end; other white space is layout. A
-`<quote>` inside a paragraph is a part of it. Each outermost `<body>` is a text of its own. (TEI P5 Guidelines, chapters
-3-7; P4 uses the same names.)
+Everything inside `<body>` is text, except the elements in `_LEFT_OUT` and references to notes
+(`<ref target="#n1">[1]</ref>`). Of a `<choice>`, only the corrected, regularised or expanded reading is text. A blank
+line separates paragraphs, heads and groups of verses; a line end separates verses and stands for a line break. Other
+white space is layout. A `<quote>` inside a paragraph is a part of it. Each outermost `<body>` is a text of its own.
+(TEI P5 Guidelines, chapters 3-7; P4 uses the same names.)
 
-lxml holds one `<body>` at a time, within the limits of libxml2 (`huge_tree=False`: 10 MB of text without a tag, nesting
-of 256). Entities are not expanded and nothing outside the file is opened; the named characters of HTML (`&ntilde;`) are
-known without a DTD's help.
+lxml holds one `<body>` at a time, within libxml2's limits (`huge_tree=False`: 10 MB of text without a tag, 256 levels).
+Entities are not expanded and nothing outside the file is opened. HTML's named characters (`&ntilde;`) need no DTD.
 """
 
 import html
@@ -27,14 +26,14 @@ _HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
 _NOTE = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
 
 _PARAGRAPH, _LINE, _MARK = "\x1c", "\x1d", "\x1e"
-"""Stand for white space and the marks of notes until all of a body is there; XML cannot hold them."""
+"""Placeholders for white space and references to notes, until a body is complete. XML cannot contain them."""
 _PARAGRAPHS = (
     *("p", "ab", "head", "lg", "sp", "quote", "list", "table", "figure", "epigraph", "argument", "trailer"),
     *("opener", "closer", "postscript", "floatingText", "body", "div", *(f"div{depth}" for depth in range(8))),
 )
 _LINES = ("l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label")
 _SPACE = {**dict.fromkeys(_PARAGRAPHS, _PARAGRAPH), **dict.fromkeys(_LINES, _LINE), "cell": " "}
-"""Around an element."""
+"""White space around an element, by its name."""
 _LAYOUT = str.maketrans("\n\t\r", "   ")
 _MARKS = re.compile(rf" *({_MARK} *)+(?=[,.;:)\]!?»])|{_MARK}")
 _GAPS = re.compile(rf"[ {_PARAGRAPH}{_LINE}]{{2,}}|[{_PARAGRAPH}{_LINE}]")
@@ -43,7 +42,7 @@ _GAPS = re.compile(rf"[ {_PARAGRAPH}{_LINE}]{{2,}}|[{_PARAGRAPH}{_LINE}]")
 def read(stream: IO[bytes], *, where: str) -> tuple[str, list[str]] | None:
     """The encoding of a TEI file, and the text of each outermost `<body>` that is not empty; None for other XML.
 
-    Raises DataError for what is not well-formed.
+    Raises DataError if the XML is not well-formed.
     """
     try:
         from lxml import etree
@@ -69,7 +68,7 @@ def read(stream: IO[bytes], *, where: str) -> tuple[str, list[str]] | None:
 
 
 def _name(element: Any) -> str:
-    """Without its namespace; "" for comments, instructions and entities."""
+    """The element's name without namespace; "" for comments, processing instructions and entities."""
     return element.tag.rpartition("}")[2].rpartition(":")[2] if isinstance(element.tag, str) else ""
 
 
