@@ -37,8 +37,6 @@ CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates"
 
 
 class TextSection(NamedTuple):
-    """A text, or a part of one."""
-
     source: int
     number: int
     """Number of the text among all texts."""

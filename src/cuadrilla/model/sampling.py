@@ -1,6 +1,6 @@
 """The choice of the next token from logits.
 
-Letters in tensor names: B rows, V vocabulary, K the tokens that top_k leaves.
+Letters in tensor names: B rows, V vocabulary, K tokens that may be chosen.
 """
 
 from dataclasses import dataclass

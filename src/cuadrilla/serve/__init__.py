@@ -1,1 +1,1 @@
-"""A trained model as a service: the OpenAI-compatible API, several services behind one address, honest load tests."""
+"""Trained models as a service: OpenAI's completions, predictions of a user's task, a page to try them, metrics."""

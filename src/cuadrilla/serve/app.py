@@ -1,6 +1,6 @@
-"""The routes of a service: OpenAI's completions over models of our own, predictions of a task, what it is doing.
+"""The routes of a service: OpenAI's completions, predictions of a user's task, metrics, the page to try them.
 
-Errors have OpenAI's form and never a traceback. A caller who leaves gives up what it asked for.
+Errors have OpenAI's form and never a traceback. If a caller disconnects, its work is cancelled.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Service:
-    """What the routes work on: models by name; the first one of a kind is meant where none is named."""
+    """The models of a service, by name. A request without a model's name gets the first one of its kind."""
 
     models: Mapping[str, ServedModel | Predictor]
     meters: Meters = field(default_factory=lambda: Meters(routes=ROUTES))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Its models ready, in this event loop."""
+        """A block in which the models answer, in this event loop."""
         async with contextlib.AsyncExitStack() as stack:
             for model in self.all_of(ServedModel):
                 model.start()
@@ -50,7 +50,7 @@ class Service:
             yield
 
     def end_calls(self) -> None:
-        """Whoever still waits for more of a text is told that there is no more."""
+        """End all texts that callers still wait for, with the reason `error`."""
         for model in self.all_of(ServedModel):
             model.batcher.end()
 
@@ -58,7 +58,7 @@ class Service:
         return [model for model in self.models.values() if isinstance(model, kind)]
 
     def find(self, name: str | None, kind: type[Kind]) -> Kind:
-        """Raises Refusal for one that is not here, or not of this kind."""
+        """The model with this name. Raises Refusal if there is none of this kind."""
         known = {model.name: model for model in self.all_of(kind)}
         if name is None and known:
             return next(iter(known.values()))
@@ -69,7 +69,7 @@ class Service:
 
 
 def make_app(service: Service) -> FastAPI:
-    """The application, without what `edge.py` checks before it."""
+    """The application, without the checks of `edge.py`."""
     app = FastAPI(title="cuadrilla", version=__version__, docs_url=None, redoc_url=None, strict_content_type=False)
     _handle_errors(app)
     _add_state(app, service)
@@ -85,7 +85,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        """Names the field, and never repeats what was sent."""
+        """Names the wrong field, and never repeats what was sent."""
         found = [] if error.errors()[0]["type"] == "json_invalid" else list(error.errors()[0]["loc"][1:])
         messages = dict.fromkeys(each["msg"] for each in error.errors())
         field_name = str(found[0]) if found else None
@@ -93,7 +93,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(_request: Request, _error: Exception) -> Response:
-        """The log is told by the server, to which the error is raised again."""
+        """After this answer the error is raised again, and the server logs it."""
         return Refusal(500, "the service has failed; its log says how").response()
 
 
@@ -123,7 +123,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/predict")
     async def schemas_of_tasks() -> list[Mapping[str, Any]]:
-        """What each task takes and gives, as JSON schemas."""
+        """The inputs and outputs of each task, as JSON schemas."""
         return [predictor.schema for predictor in service.all_of(Predictor)]
 
 
@@ -141,7 +141,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         if not asked.stream:
             return Response(await _while_connected(request, work.whole()), media_type="application/json")
         events = work.events()
-        first = await _while_connected(request, anext(events))  # until then a proxy may still ask another service
+        first = await _while_connected(request, anext(events))  # before it, a proxy may still ask another service
         return StreamingResponse(_continued(first, events), media_type="text/event-stream")
 
     @app.post("/v1/predict")
@@ -151,7 +151,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _shown(model: ServedModel | Predictor) -> dict[str, Any]:
-    """As OpenAI lists a model; how long a text it reads, as vLLM does."""
+    """A model as OpenAI's API lists it, with the length of its context as in vLLM's."""
     shown: dict[str, Any] = {"id": model.name, "object": "model", "created": 0, "owned_by": "cuadrilla"}
     if isinstance(model, ServedModel):
         shown |= {"created": model.created, "max_model_len": model.context}
@@ -159,13 +159,13 @@ def _shown(model: ServedModel | Predictor) -> dict[str, Any]:
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What it gives; when the caller leaves first, it is cancelled."""
+    """The result of `work`, which is cancelled if the caller disconnects first."""
     doing = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(request.receive())  # the body has been read: only a disconnect can follow
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise Refusal(499, "the caller has left")  # nobody reads it
+            raise Refusal(499, "the caller has left")  # nobody reads this answer
         return doing.result()
     finally:
         for task in (doing, leaving):

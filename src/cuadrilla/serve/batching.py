@@ -1,10 +1,10 @@
-"""One thread that continues everybody's sequences together; callers wait for theirs in the event loop.
+"""One thread continues the sequences of all callers together. Callers wait for theirs in the event loop.
 
 Invariants
-* A row takes part from the next step on if a slot is free, else it waits its turn; the queue is bounded. It leaves at
-  the step at which it ends or its caller has gone.
-* Whatever a step brings is handed over in one turn of the event loop, in the order of the steps.
-* An error in a step ends the rows at hand with the reason `error`, and the thread goes on.
+* A row takes part from the next step on if a slot is free. Otherwise it waits in a bounded queue. It leaves after the
+  step in which it ends or its caller gives it up.
+* All results of a step are handed over in one turn of the event loop, in the order of the steps.
+* An error in a step ends the rows that have a slot with the reason `error`. The thread goes on.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from cuadrilla.serve.edge import Refusal
 log = logging.getLogger(__name__)
 
 Progress = tuple[Row, int | None, Reason | None]
-"""What came of a row: a token, and why it has ended if it has."""
+"""The result of a step for a row: its token, or None, and the reason if the row has ended."""
 
 
 @dataclass(eq=False)
 class Call:
-    """Rows that somebody waits for: `steps` has what comes of each, until all have ended."""
+    """The rows of one call. `steps` receives their progress until all have ended."""
 
     arrived: float = field(default_factory=time.perf_counter)
     steps: "asyncio.Queue[Progress]" = field(default_factory=asyncio.Queue)
 
 
 class Batcher:
-    """Continues rows of one model. Make it in the event loop that its calls come from; `close` it there."""
+    """Continues the rows of one model. Create it in the event loop of its callers, and `close` it there."""
 
     def __init__(self, rows: Rows, *, max_waiting: int) -> None:
         self._rows, self.slots, self._max_waiting = rows, rows.free, max_waiting
         self._changed = threading.Condition()
         self._waiting: deque[Row] = deque()
         self._calls: dict[Row, Call] = {}
-        """The calls of all rows that have not ended."""
+        """The call of each row that has not ended."""
         self._left: set[Row] = set()
         self._closing = False
         self._loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class Batcher:
         return self.slots - self._rows.free
 
     def submit(self, rows: Sequence[Row]) -> Call:
-        """All of them, or none. Raises Refusal when so many more cannot wait."""
+        """Queue all of the rows, or none. Raises Refusal if the queue has no room for them."""
         call = Call()
         for row in rows:
             if row.reason is not None:  # nothing is to be generated
@@ -70,7 +70,7 @@ class Batcher:
         return call
 
     def leave(self, *rows: Row) -> None:
-        """Their caller has enough; a slot is free after the step at hand."""
+        """Give up rows that their caller no longer needs. Their slots are free after the current step."""
         with self._changed:
             self._left.update(row for row in rows if row in self._calls)
 
@@ -84,7 +84,7 @@ class Batcher:
             raise Refusal(429, "too many calls wait already", code="overloaded", Retry_After="1")
 
     def end(self) -> None:
-        """Rows at hand end with the reason `error`, at once; nothing more is taken."""
+        """End all rows at once, with the reason `error`, and refuse new ones."""
         with self._changed:
             ended = [] if self._closing else list(self._calls.items())
             self._closing = True
@@ -93,7 +93,7 @@ class Batcher:
             call.steps.put_nowait((row, None, "error"))
 
     async def close(self) -> None:
-        """Like `end`; the thread ends after its step."""
+        """As `end`, then wait for the thread, which ends after its current step."""
         self.end()
         await asyncio.to_thread(self._thread.join)
 
@@ -101,14 +101,14 @@ class Batcher:
         try:
             while self._take_in():
                 self._step()
-        finally:  # also when it is our own mistake: nobody must wait for a thread that is gone
+        finally:  # even after a bug of ours: no caller must wait for a thread that is gone
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self.end)
 
     def _step(self) -> None:
         try:
             chosen = self._rows.step()
-        except RuntimeError as error:  # torch's: out of memory
+        except RuntimeError as error:  # torch's, for example when memory runs out
             log.error("a step of generation has failed: %s", error)
             with self._changed:
                 ended = [row for row in self._calls if row not in self._waiting]
@@ -125,7 +125,7 @@ class Batcher:
         self._tell(told)
 
     def _take_in(self) -> bool:
-        """Who has gone leaves, who waits joins; waits for something to do. False when the thread is to end."""
+        """Remove rows that were given up, add waiting ones, and wait for work. False if the thread must end."""
         with self._changed:
             while not self._closing:
                 for row in self._left:

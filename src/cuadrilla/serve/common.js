@@ -1,7 +1,7 @@
-// What the pages share: texts in the language of who looks (English here, Spanish in `SPANISH`), elements, numbers.
+// Shared by the pages: texts in the reader's language (English here, Spanish in `SPANISH`), elements, numbers.
 
 const $ = (id) => document.getElementById(id);
-/** Marks a text that is said later. */
+/** Marks a text for translation; it is shown later. */
 const _ = (template) => template;
 const spoken = (text) => (language === "es" && Object.hasOwn(SPANISH, text) ? SPANISH[text] : text);
 const say = (template, values = {}) => spoken(template).replace(/\{(\w+)[^}]*\}/g, (_found, name) => String(values[name]));
@@ -18,7 +18,7 @@ function make(tag, text, parent, attributes = {}) {
   return made;
 }
 
-/** The texts that stand in the page's HTML. */
+/** Translates the texts in the page's HTML. */
 function sayAll() {
   document.documentElement.lang = language;
   for (const element of document.querySelectorAll("[data-text]")) {
@@ -29,7 +29,7 @@ function sayAll() {
   $("language").lang = language === "es" ? "en" : "es";
 }
 
-/** The data of a stream's events, until it ends. */
+/** The data of each server-sent event, until the stream ends. */
 async function* streamed(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let parts = [];

@@ -1,4 +1,4 @@
-"""The answer to a completion: rows that are continued, told piece by piece in the form of OpenAI's API."""
+"""Answers to completion requests: the text of continued rows, whole or in pieces, in the form of OpenAI's API."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Piece:
-    """The text that is certain now, the scores of the tokens that came, and at the end why."""
+    """Text that is now certain, the scores of the new tokens, and, in the last piece, the reason of the end."""
 
     text: str
     scores: Sequence[Score] = ()
@@ -30,7 +30,7 @@ class Piece:
 
 
 class Continuation:
-    """One text while its row goes on; a stop text ends it, too."""
+    """The text of one row while it grows. A stop text ends it, too."""
 
     def __init__(
         self, row: Row, *, index: int, prompt: Sequence[int], stream: TextStream, tokenizer: Tokenizer, chat: bool
@@ -39,7 +39,7 @@ class Continuation:
         self._tokenizer, self._prompt = tokenizer, prompt
         self.num_tokens = 0
         self.begun = False
-        """Something was told of it."""
+        """A first piece has been sent."""
 
     def take(self, token: int | None, reason: Reason | None) -> Piece:
         text, scores = "", self.row.scores[self.num_tokens : self.num_tokens + 1] if token is not None else []
@@ -51,7 +51,7 @@ class Continuation:
         return Piece(text, scores, "stop" if self._stream.stopped else reason)
 
     def chunk(self, piece: Piece, *, echo: bool = False) -> dict[str, Any]:
-        """In the form of a stream; the first one with the prompt, if that is to be repeated."""
+        """A piece in the form of a stream. With `echo` the first piece begins with the prompt."""
         first, self.begun = not self.begun, True
         echoes = echo and first
         with_scores = self.row.num_top is not None
@@ -73,12 +73,12 @@ class Continuation:
 
 
 class Completion:
-    """What a call wants of one model. Make it with `begin`."""
+    """The answer of one model to one call. Make it with `begin`."""
 
     def __init__(
         self, model: ServedModel, asked: CompletionRequest | ChatRequest, prompts: Sequence[list[int]], meters: Meters
     ) -> None:
-        """Its rows wait for their slots from now on. Raises Refusal."""
+        """Submits the rows, which then wait for slots. Raises Refusal."""
         self._model, self._asked, self._meters = model, asked, meters
         self._chat = isinstance(asked, ChatRequest)
         tokenizer, num = model.opened.tokenizer, asked.n or 1
@@ -103,7 +103,7 @@ class Completion:
         self._created = int(time.time())
 
     async def whole(self) -> bytes:
-        """The answer in one piece: put together beside the event loop, as it may name millions of tokens."""
+        """The answer in one piece. Another thread encodes it, because it may name millions of tokens."""
         found: dict[Continuation, list[Piece]] = {choice: [] for choice in self._choices}
         async for choice, piece in self._pieces():
             found[choice].append(piece)
@@ -127,7 +127,7 @@ class Completion:
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[tuple[Continuation, Piece], None]:
-        """Pieces of all choices, as they come, measured. Whoever is not read to the end gives up its slot."""
+        """Pieces of all choices, as they come; their times are measured. If reading stops, rows give up their slots."""
         going, last = {choice.row: choice for choice in self._choices}, dict[Row, float]()
         try:
             while going:
@@ -159,18 +159,17 @@ class Completion:
 
 
 async def begin(model: ServedModel, asked: CompletionRequest | ChatRequest, meters: Meters) -> Completion:
-    """Raises Refusal."""
+    """Encode the prompts and submit their rows. Raises Refusal."""
     return Completion(model, asked, [await model.prompt_ids(prompt) for prompt in asked.prompts], meters)
 
 
 def event(value: Any) -> str:
-    """One of a stream of server-sent events."""
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
 @lru_cache(maxsize=2**17)
 def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; one that ends within a character is `bytes:\\xc3`."""
+    """A token as text. If it has an incomplete character, its bytes are spelled: `bytes:\\xc3`."""
     text = tokenizer.decode([token])
     if REPLACEMENT not in text:
         return text
@@ -178,7 +177,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def completion_logprobs(tokenizer: Tokenizer, scores: Sequence[Score], *, first: Sequence[int]) -> dict[str, Any]:
-    """Log probabilities of a completion's tokens; before them a prompt's `first` one, of which nothing is known."""
+    """Log probabilities of a completion's tokens. Before them may come the prompt's `first` one, which has none."""
     spell, unknown = partial(spelled, tokenizer), [None] * len(first)
     tops = [
         {spell(token): _finite(logprob) for token, logprob in (*score.top, (score.token, score.logprob))}
@@ -203,5 +202,5 @@ def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[Score]) -> dict[str, An
 
 
 def _finite(logprob: float) -> float | None:
-    """JSON has no other numbers; a model that is broken has."""
+    """None for NaN and infinities, which JSON does not have and damaged models give."""
     return logprob if math.isfinite(logprob) else None

@@ -1,12 +1,12 @@
-"""What every call to a service passes first: who may call, from which page, with how much. An ASGI middleware.
+"""ASGI middleware that checks every call to a service first: who calls, from which page, how large the body is.
 
 Invariants
-* Every route but those `open_to_all` asks for the key, where there is one, compared in constant time: as a bearer
-  token, or as the password of basic authentication, with which a browser can open the page.
-* Without a key a call names the service by a name of this machine (DNS rebinding). A page of another origin may call
-  only a service that says so, with the key as a bearer token, which no browser adds by itself.
+* If there is a key, every route except those in `open_to_all` requires it: as a bearer token, or as the password of
+  basic authentication, with which a browser can open the page. It is compared in constant time.
+* Without a key, the header Host must name this machine (against DNS rebinding). A page of another origin may call only
+  if the service allows it, and with the key as a bearer token, which no browser adds by itself.
 * A body has at most `MAX_BODY_BYTES`.
-* A refusal is an error as OpenAI's API has it.
+* A refusal is an error in the form of OpenAI's API.
 """
 
 import base64
@@ -27,14 +27,14 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_TO_ALL, PAGE = ("/health", "/healthz"), "/"
 BASIC = 'Basic realm="cuadrilla", charset="UTF-8"'
-"""By itself: Chromium reads one scheme of a header, and does not ask its user if another one comes first."""
+"""The only scheme in its header: Chromium reads just one, and does not ask its user if another one comes first."""
 MAX_BODY_BYTES = 8 * 2**20
 OWN_NAMES = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Refusal(HTTPException):
-    """An answer of 4xx or 503, in the form of OpenAI's errors. `param`: the field that it is about."""
+    """An error response in the form of OpenAI's API. `param`: the field of the request that is wrong."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, **headers: str
@@ -49,8 +49,8 @@ class Refusal(HTTPException):
 
 
 class Edge:
-    """`app` behind these checks. `key` "": nobody is asked; only for a service that no other machine reaches.
-    `open_to_all`: routes that tell nothing, and ask for no key. `pages`: those of other origins may call with the key.
+    """`app` behind these checks. The key "" means that none is required: only for a port that no other machine reaches.
+    `open_to_all`: routes that reveal nothing and require no key. `pages`: pages of other origins may call with the key.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Edge:
             raise Refusal(403, template, code="wrong_origin")
         if path not in self._open_to_all and not self._has_key(shown):
             template = "the key is missing or wrong: Authorization: Bearer KEY"
-            # At "Basic" a browser asks its user: wanted for the page, not for what the page asks.
+            # "Basic" makes a browser ask its user: right for the page, wrong for the requests that the page sends.
             raise Refusal(401, template, code="invalid_api_key", WWW_Authenticate=BASIC if path == PAGE else "Bearer")
 
     def _has_key(self, header: str) -> bool:
@@ -92,7 +92,7 @@ class Edge:
 
 
 def _credential(header: str) -> str:
-    """The key in a header `Authorization`, "" where there is none."""
+    """The key in a header `Authorization`; "" if it has none."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return value.strip() if scheme.lower() == "bearer" else ""
@@ -103,7 +103,7 @@ def _credential(header: str) -> str:
 
 
 def _limited(receive: Receive) -> Receive:
-    """Raises Refusal for a body that is too long."""
+    """`receive`, which then raises Refusal for a body that is too long."""
     length = 0
 
     async def received() -> Event:

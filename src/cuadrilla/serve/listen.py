@@ -1,6 +1,6 @@
-"""One port of a service, which uvicorn answers. An address that other machines reach needs a key.
+"""One port of a service, answered by uvicorn. An address that other machines reach needs a key.
 
-SIGTERM or Ctrl-C: no new connections; requests at hand may end within `CALLS_SECONDS`, then they are ended.
+After SIGTERM or Ctrl-C no new connections are accepted. Running requests may finish within `CALLS_SECONDS`.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from cuadrilla.serve.edge import Application
 
 KEEP_ALIVE_SECONDS = 30
 CALLS_SECONDS = 8
-"""From the signal on."""
+"""Time that running requests have after the signal."""
 MAX_FILES = 16_384
-"""Open at once, connections among them: strangers who only connect do no harm until there are so many."""
+"""Files that may be open at once, including connections. Fewer strangers who only connect do no harm."""
 MIN_KEY = 16
 BACKLOG = 1024
 
 
 def read_key(path: Path) -> str:
-    """The key in a file. Raises ConfigError for one that a header cannot carry, or that is easily guessed."""
+    """The key in a file. Raises ConfigError if a header cannot carry it, or if it is short and easily guessed."""
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +42,7 @@ def read_key(path: Path) -> str:
 
 
 def open_port(address: Address) -> socket.socket:
-    """Raises LinkError where it is taken or not this machine's."""
+    """Listen on an address. Raises LinkError if it is taken, or is not an address of this machine."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
@@ -54,7 +54,7 @@ def open_port(address: Address) -> socket.socket:
             hint="choose another port, or an address of this machine: --port {next}",
             next=address.port + 1,
         ) from error
-    # Each connection inherits it; asyncio sets it for sockets of its own only. Without it answers wait 40 ms for ACKs.
+    # Connections inherit this; asyncio sets it only for its own sockets. Without it answers wait 40 ms for ACKs.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -72,7 +72,7 @@ def listen(
     ready: Callable[[], None],
     ending: Callable[[], object],
 ) -> None:
-    """Answer calls within `around`, from `ready` on, until a signal comes; `ending` is called then, in the event loop.
+    """Enter `around`, call `ready`, and answer calls until a signal comes. Then call `ending`, in the event loop.
 
     Call it in the main thread. Raises what `around` raises.
     """
@@ -98,7 +98,7 @@ def listen(
 
 
 class _Server(uvicorn.Server):
-    """Ends with 0 after a signal, where uvicorn's own sends itself the signal again."""
+    """Ends with exit code 0 after a signal. uvicorn's own server would send itself the signal again."""
 
     def __init__(self, config: uvicorn.Config, *, ending: Callable[[], object]) -> None:
         super().__init__(config)

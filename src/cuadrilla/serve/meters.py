@@ -1,4 +1,4 @@
-"""What a service counts, for Prometheus: https://prometheus.io/docs/practices/naming/."""
+"""Metrics of a service for Prometheus, named after https://prometheus.io/docs/practices/naming/."""
 
 import time
 from collections.abc import Collection
@@ -13,7 +13,7 @@ OTHER = "other"
 
 
 class Meters:
-    """Counters of one service; `routes`: those that are counted by name."""
+    """The metrics of one service. Calls are counted for each of `routes`, and together for all others."""
 
     def __init__(self, *, routes: Collection[str]) -> None:
         self._routes = frozenset(routes)
@@ -38,13 +38,13 @@ class Meters:
         return Gauge(f"cuadrilla_{name}", text, ("model",), registry=self._registry)
 
     def watch(self, model: str, batcher: Batcher) -> None:
-        """Show how busy a model is, whenever somebody looks."""
+        """Add a model's slots and queue. They are read whenever the metrics are."""
         self._slots.labels(model).set(batcher.slots)
         self._busy_slots.labels(model).set_function(lambda: batcher.busy_slots)
         self._waiting.labels(model).set_function(lambda: batcher.waiting)
 
     def counting(self, app: Application) -> Application:
-        """`app` with each of its calls counted, those that are refused included."""
+        """`app`, with all calls counted, including refused ones."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             route = scope["path"] if scope["path"] in self._routes else OTHER

@@ -1,7 +1,7 @@
-"""What callers may ask for, as OpenAI's API has it: the fields that are honoured, with their bounds.
+"""Requests in the form of OpenAI's API: the fields that are honoured, with their bounds.
 
-A field that is not here is ignored, as other servers do: clients send fields of their own. A known one that is wrong,
-or cannot be honoured, is refused by name. `top_k` and `ignore_eos` are additions that other servers have, too.
+An unknown field is ignored, as other servers do, because clients send fields of their own. A known field is refused by
+name if it is wrong or cannot be honoured. `top_k` and `ignore_eos` are additions that other servers have, too.
 """
 
 import secrets
@@ -17,7 +17,7 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 
 
 def _unicode(text: str) -> str:
-    """Raises ValueError for half of a character, which JSON can write and nothing can encode."""
+    """Raises ValueError for half of a surrogate pair, which JSON can contain and UTF-8 cannot encode."""
     text.encode()
     return text
 
@@ -25,7 +25,7 @@ def _unicode(text: str) -> str:
 Text = Annotated[StrictStr, AfterValidator(_unicode)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
-"""The first error of a list is enough: a million of them take seconds to tell."""
+"""Only the first error in a list is reported: reporting a million of them takes seconds."""
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 ListsOfTokens = Annotated[
     list[Annotated[list[Token], Field(fail_fast=True)]], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
@@ -35,7 +35,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[int, Field(strict=True, ge=0, le=2**20)]
 Top = Annotated[int, Field(strict=True, ge=0, le=MAX_TOP)]
 Nothing = Annotated[dict[str, Any] | list[Any], Field(max_length=0)] | Literal[""] | None
-"""A field that cannot be honoured, and may be there if it asks for nothing."""
+"""A field that cannot be honoured. It is accepted if it asks for nothing."""
 
 
 class StreamOptions(BaseModel):
@@ -43,7 +43,7 @@ class StreamOptions(BaseModel):
 
 
 class Asked(BaseModel):
-    """What completions of both kinds have in common."""
+    """The fields that both kinds of completion have."""
 
     model: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -115,7 +115,7 @@ class PlainFormat(BaseModel):
 
 
 class ChatRequest(Asked):
-    """Flattened: the contents of the messages, a blank line between two, are the text that the model continues.
+    """The model continues one text: the contents of all messages, separated by blank lines.
 
     Models of this product have learned to continue text, not to converse.
     """

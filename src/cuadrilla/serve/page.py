@@ -1,6 +1,6 @@
-"""Pages of one file, with style, words and script in it, that load nothing else; and that on which a service is tried.
+"""Pages in one file each: style, texts and script are inside, and nothing else is loaded. `page` is for trying models.
 
-A page has its words in both languages: a person may change the language while looking at it.
+A page has its texts in both languages, because a person may change the language while looking at it.
 """
 
 import json
@@ -17,8 +17,8 @@ from cuadrilla.messages import SPANISH, language, translated
 def one_file(
     html: str, *, styles: Sequence[str], scripts: Sequence[str], asks: str = "'self'", **parts: str
 ) -> tuple[str, str]:
-    """A page and its policy. `html`, `styles`, `scripts`: names of files of ours; `asks`: whom it may ask, as a policy
-    spells it; `parts`: what else the HTML names."""
+    """A page and its content security policy. `html`, `styles`, `scripts`: names of our files. `asks`: where its script
+    may connect to, as a policy spells it. `parts`: values for other placeholders in the HTML."""
     nonce = secrets.token_urlsafe(16)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src {asks}; "
@@ -31,7 +31,6 @@ def one_file(
 
 
 def headers(policy: str) -> dict[str, str]:
-    """With which a page is answered."""
     return {
         "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
@@ -43,9 +42,9 @@ def headers(policy: str) -> dict[str, str]:
 
 
 def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> tuple[str, str]:
-    """Page and policy, for a browser that wants one of these `languages`, as its header Accept-Language has them.
+    """The page to try a service, and its policy. `languages`: the browser's header Accept-Language.
 
-    `tasks`: the name of each and what it takes and gives, as JSON schemas.
+    `tasks`: for each its name, and the JSON schemas of its inputs and outputs.
     """
     return one_file(
         "serve/playground.html",
@@ -58,18 +57,17 @@ def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages
 
 
 def script_value(value: Any) -> str:
-    """JSON inside a script; nothing in it can end the script."""
+    """`value` as JSON for use inside a script. Nothing in it can end the script."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
 def read(name: str) -> str:
-    """A file of the package."""
     return (resources.files("cuadrilla") / name).read_text(encoding="utf-8")
 
 
 @cache
 def _spanish(said: str) -> str:
-    """The translations of what a page may say, as JSON: strings of its script, marked text of its HTML."""
+    """Spanish translations of a page's texts, as JSON: of its script's strings and of its HTML's marked texts."""
     quoted, marked = re.findall(r'"((?:[^"\\\n]|\\.)*)"', said), re.findall(r"data-text>([^<]+)<", said)
     texts = sorted({*(re.sub(r"\\(.)", r"\1", text) for text in quoted if text), *marked})
     found = {text: spanish for text in texts if (spanish := translated(text, SPANISH)) != text}

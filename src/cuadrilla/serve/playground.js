@@ -1,6 +1,6 @@
-// What comes from the service, the models among it, enters the page as `textContent` only.
+// Text from the service, including its models' output, enters the page only as `textContent`.
 
-/** A reason that is told in words, and what the service said of it. */
+/** An error: the reason in our words, and the service's own message. */
 class Failure extends Error {
   constructor(key, { values = {}, detail = "" } = {}) {
     super(key);
@@ -59,7 +59,7 @@ async function* completed(asked, signal) {
   throw new Failure(BROKEN);
 }
 
-/** Of each new token: what the model thought likely instead, the likeliest first. */
+/** For each new token, the model's likeliest tokens in its place, in order. */
 function likelyOf(logprobs) {
   return (logprobs?.tokens ?? []).map((token, place) => ({
     token: String(token),
@@ -174,7 +174,7 @@ class Column {
     return say("Ended ({reason}).", { reason: this.reason });
   }
 
-  /** The arrow keys go from piece to piece; Enter goes to what can be done there. */
+  /** The arrow keys move from piece to piece; Enter moves to the buttons of the piece's card. */
   step(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const here = card.column === this ? card.place : -1;
@@ -185,7 +185,7 @@ class Column {
   }
 }
 
-// The card beside a piece of a continuation: what else was likely there, and again from there
+// The card beside a piece of a continuation: the likeliest tokens there, each a button to go on with it
 
 const card = {
   column: null, place: -1,
@@ -221,7 +221,7 @@ const card = {
     style.top = `${below ? beside.bottom + 4 : Math.max(8, beside.top - offsetHeight - 4)}px`;
   },
 
-  /** The text up to where it is. */
+  /** The text up to the card's piece. */
   get before() {
     return this.column.prompt + this.column.pieces.slice(0, this.place).map((piece) => piece.text).join("");
   },
@@ -247,7 +247,7 @@ let running = null;
 
 const shownColumns = () => columns.filter((column) => !column.root.hidden);
 
-/** What the settings ask for; null where one is not right, which is then shown. */
+/** The settings as fields of a request; null if one is invalid, which is then shown. */
 function settings() {
   if (!$("values").checkValidity()) {
     $("settings").open = true;
@@ -301,7 +301,7 @@ function clear() {
   }
 }
 
-/** The text becomes the prompt, to be written on. */
+/** Makes the text the prompt, to go on from. */
 function takeOver(text) {
   setPrompt(text);
   clear();
@@ -310,7 +310,7 @@ function takeOver(text) {
 
 const stop = () => running?.abort();
 
-// Tasks of one's own
+// Users' tasks
 
 const tasks = {
   state: "", values: {}, failure: null, asking: false,

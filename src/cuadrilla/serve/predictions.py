@@ -1,10 +1,10 @@
-"""A task of one's own as a service: its `predict`, asked call by call in one thread.
+"""A user's task as a service: one thread runs its `predict`, call by call.
 
     def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]
 
-An output for each input; the model is in evaluation mode, and nothing needs gradients. What a task takes and gives is
-read from these annotations (classes of pydantic, dataclasses, plain types), and checked: an answer is what the task
-says it gives, in JSON. An error is in the log, and concerns the call whose inputs it was.
+It returns one output for each input. The model is in evaluation mode, and no gradients are computed. The annotations
+(pydantic classes, dataclasses, plain types) say what inputs and outputs are. Both are checked, and the outputs become
+JSON. An error goes to the log, and fails only the call with these inputs.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Predictor:
-    """A run's task with its model. Raises TaskError for a task that does not say what it takes and gives."""
+    """A run's task with its model. Raises TaskError if `predict` is missing or not annotated."""
 
     def __init__(self, name: str, trained: Trained) -> None:
         about = {"task": type(trained.task).__name__}
@@ -55,7 +55,7 @@ class Predictor:
         self._thread = ThreadPoolExecutor(1, "predictor")
 
     async def ask(self, inputs: list[Any]) -> bytes:
-        """The answer as JSON. Raises Refusal."""
+        """Run `predict`. Returns the answer as JSON. Raises Refusal."""
         try:
             checked = self._inputs.validate_python(inputs)
         except ValidationError as error:
@@ -70,11 +70,11 @@ class Predictor:
             raise Refusal(400, template, param="inputs") from None
 
     def close(self) -> None:
-        """A `predict` that does not return is left alone."""
+        """Drop waiting calls. A `predict` that is running is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _predict(self, inputs: list[Any]) -> bytes:
-        """In the thread. Raises TaskError."""
+        """Runs in the thread. Raises TaskError."""
         model, device = self._trained.model, self._trained.device
         with UsersCode():
             with torch.inference_mode(), self._trained.precision.around(model, device):
@@ -87,6 +87,6 @@ class Predictor:
 
 
 def _first(error: ValidationError, name: str) -> tuple[str, str]:
-    """Where the first mistake is, and what it is."""
+    """Place and description of the first mistake."""
     first = error.errors(include_input=False, include_url=False)[0]
     return ".".join(map(str, (name, *first["loc"]))), first["msg"]

@@ -1,4 +1,4 @@
-"""The models of a service: what each is called, and how it is asked."""
+"""The models of a service: their names, and how they are opened and asked."""
 
 import asyncio
 import re
@@ -21,19 +21,19 @@ from cuadrilla.train.trained import LanguageModel, load_trained, open_model, run
 
 MAX_SLOTS = 64
 PART_OF_MEMORY = 0.25
-"""For keys and values, where the number of slots is left open."""
+"""Share of the free memory that KV caches may take if the number of slots is not given."""
 NAME = re.compile(r"[\w.-]{1,64}")
 
 
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
-    """A language model under its name, with the rows that it continues together. `start` it in the event loop."""
+    """A language model with its name, and the rows that it continues together. `start` it in the event loop."""
 
     name: str
     opened: LanguageModel
     rows: Rows
     queue: int
-    """Texts that may wait for a slot."""
+    """Number of texts that may wait for a slot."""
     batcher: Batcher = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -45,7 +45,7 @@ class ServedModel:
         self.batcher = Batcher(self.rows, max_waiting=self.queue)
 
     async def prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        """An empty prompt begins a new text. Raises Refusal for one that is too long or has unknown tokens."""
+        """A prompt's token ids; an empty one begins a new text. Raises Refusal for too many or unknown tokens."""
         tokenizer, size = self.opened.tokenizer, self.opened.model.config.vocab_size
         ids = await asyncio.to_thread(tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         if ids and max(ids) >= size:
@@ -58,7 +58,7 @@ class ServedModel:
     def row(
         self, ids: Sequence[int], sampling: Sampling, *, number: int, num_top: int | None, scores_prompt: bool
     ) -> Row:
-        """Continuation `number` of a prompt, within the context; its seed is one more than that of the one before."""
+        """Continuation `number` of a prompt, no longer than the context. Its seed is `sampling.seed` plus `number`."""
         most = min(sampling.max_tokens, self.context - len(ids))
         own = replace(sampling, stop=(), max_tokens=most, seed=sampling.seed + number)
         return Row(list(ids), own, num_top=num_top, scores_prompt=scores_prompt)
@@ -67,10 +67,10 @@ class ServedModel:
 def open_served(
     given: Sequence[str], *, device: str, newest: bool, precision: str, slots: int, queue: int
 ) -> dict[str, ServedModel | Predictor]:
-    """Language models and tasks of one's own, each by its folder or as NAME=FOLDER; `slots` 0: as memory allows.
+    """Open language models and users' tasks, each given as FOLDER or NAME=FOLDER. `slots` 0: as many as memory allows.
 
-    Raises ConfigError where two have one name, ResourceError where there is no room for so many slots, and what opening
-    them raises.
+    Raises ConfigError if two have the same name, ResourceError if so many slots do not fit into memory, and what
+    opening them raises.
     """
     found: dict[str, ServedModel | Predictor] = {}
     for name, path in _named(given).items():
@@ -87,7 +87,7 @@ def open_served(
 def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
     try:
         return Rows(opened.ready, slots=slots)
-    except RuntimeError:  # how torch reports that memory cannot be had
+    except RuntimeError:  # torch's error when memory runs out
         raise ResourceError(
             "{name}: there is no room for {slots} texts together",
             name=name,
@@ -98,7 +98,7 @@ def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
 
 
 def slots_for(opened: LanguageModel) -> int:
-    """As many as `PART_OF_MEMORY` of what is free holds the keys and values of."""
+    """The number of slots, at most `MAX_SLOTS`, whose keys and values fit into `PART_OF_MEMORY` of the free memory."""
     config = opened.model.config
     each = 2 * config.layers * config.context * config.width * 4
     return int(min(MAX_SLOTS, max(1, psutil.virtual_memory().available * PART_OF_MEMORY // each)))
@@ -121,6 +121,5 @@ def _named(given: Sequence[str]) -> dict[str, Path]:
 
 
 def _name(path: Path) -> str:
-    """The folder's name."""
     folder = path.resolve()
     return re.sub(r"[^\w.-]+", "-", (folder.parent if folder.is_file() else folder).name)[:64] or "model"
