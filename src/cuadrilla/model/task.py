@@ -46,7 +46,7 @@ class Task(Protocol):
     defaults: TaskDefaults
 
     def model(self) -> nn.Module:
-        """A new model on the CPU in fp32. Its weights may depend only on torch's random numbers, which are seeded."""
+        """A new model on the CPU in fp32. Its weights may depend only on torch's generator, which the caller seeds."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """The *sum* of the losses (a scalar with gradient), and the number of tokens or examples in it."""

@@ -58,7 +58,7 @@ class ServedModel:
     def row(
         self, ids: Sequence[int], sampling: Sampling, *, number: int, num_top: int | None, scores_prompt: bool
     ) -> Row:
-        """Continuation `number` of a prompt, no longer than the context. Its seed is `sampling.seed` plus `number`."""
+        """Continuation `number` of a prompt, as far as the context has room. Its seed is `sampling.seed + number`."""
         most = min(sampling.max_tokens, self.context - len(ids))
         own = replace(sampling, stop=(), max_tokens=most, seed=sampling.seed + number)
         return Row(list(ids), own, num_top=num_top, scores_prompt=scores_prompt)

@@ -1,4 +1,4 @@
-"""Detects a text's encoding from its first `HEAD_BYTES`, which is more than any book has. The first rule that fits:
+"""Detects a text's encoding from its first `HEAD_BYTES` (more than any book has). The first rule that fits decides:
 
 1. The byte-order mark of UTF-16.
 2. Strictly valid UTF-8.
