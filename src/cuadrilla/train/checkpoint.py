@@ -1,10 +1,10 @@
 """Checkpoints: complete and verified, or absent.
 
 A checkpoint is the folder `checkpoints/v%08d/` with model.safetensors, optimizer.safetensors, state.json and
-manifest.json (the SHA-256 of the others). It is written under a temporary name, every file and folder is
-fsynced, and one rename makes it exist; nothing is removed before its successor is complete. Loading checks every
-byte first. The newest that verifies is used; each one passed over is reported. At least `keep` newest and the one with
-the lowest held-out loss stay; which one that is, the rows of metrics.jsonl say.
+manifest.json (the SHA-256 of the others). It is written under a temporary name, every file and folder is fsynced, and
+one rename makes it exist. Nothing is removed before its successor is complete. Loading first checks every byte. The
+newest checkpoint that verifies is used, and newer ones that do not are reported. The `keep` newest stay, and the one
+with the lowest held-out loss by the rows of metrics.jsonl.
 Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash after every step of a save.
 """
 
@@ -92,13 +92,13 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def find_newest(folder: Path) -> Path | None:
-    """As `load_newest`, but only where it is: for those who read its tensors one by one."""
+    """Path of the checkpoint that `load_newest` would load, for callers that read its tensors one by one."""
     return _newest(folder, verify_checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The step of a run that a model is from, with its verified checkpoint: none is what the run is to begin with."""
+    """The run's step that a model's weights are from, with its verified checkpoint; no path: the initial weights."""
 
     version: int = 0
     newest: int = 0
@@ -115,10 +115,10 @@ class Step:
 
 
 def choose_step(run: RunDir, *, newest: bool = False) -> Step:
-    """The step that `run` names; else the one with the lowest held-out loss by its rows, or the newest where nothing
-    was measured.
+    """The step that `run` names, else the one with the lowest held-out loss by its rows, else the newest.
 
-    `newest`: that one in any case. Raises CheckpointError if none verifies, or the one that is named does not.
+    `newest`: the held-out loss does not count. Raises CheckpointError if no checkpoint verifies, or the named one does
+    not.
     """
     if run.version is not None:
         path = verify_checkpoint(run.checkpoints / f"v{run.version:08d}")
@@ -138,16 +138,16 @@ def choose_step(run: RunDir, *, newest: bool = False) -> Step:
 
 
 def best_version(run: RunDir, *, upto: int) -> int | None:
-    """The step up to this one with the lowest held-out loss, if that was measured."""
+    """The step with the lowest held-out loss, of those up to `upto`; None if it was not measured."""
     rows = (row for row in read_jsonl(run.metrics) if row.get("val_loss") is not None)
     losses = {row["version"]: row["val_loss"] for row in rows if row["version"] <= upto}
     return min(losses, key=losses.__getitem__, default=None)
 
 
 def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
-    """What `use` makes of the newest checkpoint that it does not refuse.
+    """The result of `use` for the newest checkpoint for which it does not raise CheckpointError.
 
-    While a training goes on, its older checkpoints may vanish under a reader: then there are newer ones.
+    A training that goes on may remove checkpoints after they were listed; then there are newer ones to try.
     """
     candidates, tried = list_checkpoints(folder), None
     problems: list[str] = []
@@ -190,7 +190,7 @@ def read_model(path: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_over(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
-    """Give a model's `tensors` the values `found` in `path`. Raises CheckpointError for those of another model."""
+    """Copy the values `found` in `path` to a model's `tensors`. Raises CheckpointError if they are another model's."""
     check_shapes(tensors, found, path=path)
     for name, tensor in tensors.items():
         tensor.copy_(found[name])
@@ -224,7 +224,7 @@ def version_of(path: Path) -> int:
 
 
 def set_aside_newer(path: Path) -> None:
-    """Rename those after the newest one that verifies, so that they are neither listed nor counted; their files stay.
+    """Rename the checkpoints newer than `path`, which do not verify. They are not listed any more; their files stay.
 
     Raises ResourceError.
     """
@@ -303,7 +303,7 @@ def _write_files(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Half-written or half-removed checkpoints of a process that was killed."""
+    """Remove half-written or half-removed checkpoints of a process that was killed."""
     for path in folder.glob(".v*"):
         if path.suffix in (".tmp", ".old") and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,10 +1,10 @@
 """The journal: a redo log of merged updates between checkpoints.
 
-In a crew each commit appends one record — which version, units, tokens, norm, and the merged update — and fsyncs
-before it is announced; where that fails, a checkpoint takes its place. After a crash: newest verified checkpoint, then
-every record after it, gives bit for bit the state of the last commit, because the same code applies the same updates.
-A segment `journal/v%08d.log` holds the records that follow that checkpoint; segments before the newest few checkpoints
-are removed.
+In a crew each commit appends one record (version, units, tokens, norm and the merged update) and fsyncs it before the
+version is announced. If that fails, a checkpoint takes its place. After a crash the newest verified checkpoint and
+every record after it give the state of the last commit, bit for bit, because the same code applies the same updates.
+The segment `journal/v%08d.log` holds the records that follow the checkpoint of the same name. Segments before the
+`keep` newest checkpoints are removed.
 
     record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | the update as safetensors
 """
@@ -31,7 +31,7 @@ _FRAME = struct.Struct("<QII")
 
 @dataclass(frozen=True, kw_only=True)
 class JournalRecord:
-    """One commit. `update` is empty when it was skipped."""
+    """One commit. `update` is empty if the commit skipped it."""
 
     header: dict[str, Any]
     update: dict[str, Tensor]
@@ -58,7 +58,7 @@ class Journal:
             fsync_folder(self._folder)
 
     def append(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
-        """Durable when it returns. Raises ResourceError, and TaskError for numbers of a type that is not kept."""
+        """Append a record, durably. Raises ResourceError, and TaskError for tensors of a dtype that is not kept."""
         assert self._file is not None, "begin_segment first"
         head = json.dumps(header).encode()
         payload = [memoryview(part) for part in Layout.of(update).parts(update)]
@@ -69,8 +69,8 @@ class Journal:
         try:
             self._write(_FRAME.pack(total, crc, len(head)), head, *payload)
         except ResourceError:
-            with suppress(OSError):  # closing flushes what could not be written
-                self.close()  # its tail is torn: the next checkpoint begins another segment
+            with suppress(OSError):  # closing tries the failed write again
+                self.close()  # the segment's tail is torn: the next checkpoint begins another segment
             raise
 
     def _write(self, *parts: bytes | memoryview) -> None:
@@ -108,7 +108,7 @@ class Journal:
 
 
 def read_records(folder: Path, version: int) -> Iterator[JournalRecord]:
-    """The records that follow the checkpoint of `version`, through the segments of later ones; stops at a torn tail."""
+    """Records that follow the checkpoint of `version`, also from segments of later ones. Stops at a torn tail."""
     while (path := _segment(folder, version)).is_file():
         last = version
         with open(path, "rb") as file:
@@ -121,7 +121,7 @@ def read_records(folder: Path, version: int) -> Iterator[JournalRecord]:
 
 
 def _length_crc(total: int, head_bytes: int) -> int:
-    """The lengths are under the CRC too: a flipped bit in them must not move the border of header and tensors."""
+    """CRC-32 of the lengths, where a record's begins: a flipped bit in them must not shift the header's end."""
     return zlib.crc32(struct.pack("<QI", total, head_bytes))
 
 

@@ -36,10 +36,10 @@ def train(
     sync: WorkerHalf,
     worker: "WorkerSettings",
 ) -> Stop:
-    """Work for the coordinator behind `link` until it says stop. Raises what the task and the link raise, and
-    ResourceError.
+    """Work for the coordinator behind `link` until it says stop; return its Stop message.
 
-    `model` is on `worker.device`, and `sync` holds its parameters; the first Version overwrites them.
+    `model` must be on `worker.device`. `sync` holds its parameters, which the first Version overwrites.
+    Raises ResourceError, and what the task and the link raise.
     """
     # -- set up --------------------------------------------------------------------------------------------------------
     section, device, precision = worker.train, worker.device, worker.precision
@@ -106,7 +106,7 @@ def train(
             continue
 
         link.call(
-            Contribution(  # without a name: it would keep its tensors in memory during the next lease
+            Contribution(  # not in a variable, which would keep its tensors in memory during the next lease
                 lease_id=lease.lease_id,
                 tokens=sums.tokens,
                 loss_sum=sums.loss,
@@ -123,7 +123,8 @@ def train(
 def micro_step(
     task: Task, model: nn.Module, batch: Mapping[str, Tensor], worker: "WorkerSettings", *, scale: float
 ) -> tuple[Tensor, int]:
-    """A pass forward and backward: its summed loss and tokens. After an error nothing keeps its activations."""
+    """Run one pass forward and backward; return its summed loss and its tokens. As the loss is local to this function,
+    the activations of a pass that failed are freed."""
     with worker.precision.around(model, worker.device):
         loss, tokens = loss_of(task, model, batch)
     torch.autograd.backward([loss * scale])
@@ -131,7 +132,7 @@ def micro_step(
 
 
 def max_pass_sequences(task: Task, worker: "WorkerSettings") -> int:
-    """The most sequences of a pass. Nothing measured decides it: the same run has the same passes."""
+    """Limit of sequences in one pass. It depends on no measurement, so the same run always has the same passes."""
     section, whole = worker.train, worker.train.batch_sequences
     return section.pass_sequences or (
         whole if worker.device.type != "cpu" else min(whole, max(1, worker.pass_tokens // task.defaults.length))
@@ -140,9 +141,9 @@ def max_pass_sequences(task: Task, worker: "WorkerSettings") -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What a worker needs to know besides its task: where and how to compute, and how fast it is thought to be.
+    """Settings of a worker besides its task: where and how it computes, and how fast it is expected to be.
 
-    `pass_tokens`: most of a pass on a processor.
+    `pass_tokens`: limit of tokens in one pass on a CPU. On other devices a pass may hold the whole batch.
     """
 
     run: RunSection
@@ -153,7 +154,7 @@ class WorkerSettings:
     pass_tokens: int = PASS_TOKENS
 
     def seed_pass(self, unit: int, first: int) -> None:
-        """Random numbers of a pass depend on the run's seed, its first unit and its place in that."""
+        """Seed the random numbers of a pass from the run's seed, its first unit and its position in that unit."""
         key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
         torch.manual_seed(key % 2**63)
 
@@ -169,7 +170,7 @@ def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:
 
 
 def unscale(sync: WorkerHalf, loss_scale: float) -> bool:
-    """Divide the gradients by the loss scale; False if any overflowed."""
+    """Divide the gradients by the loss scale; return False if one of them overflowed."""
     for parameter in sync.params.values():
         if parameter.grad is not None:
             parameter.grad.div_(loss_scale)
@@ -179,14 +180,14 @@ def unscale(sync: WorkerHalf, loss_scale: float) -> bool:
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """CUDA and Python have a class for it; the CPU and MPS allocators only a text."""
+    """Whether memory ran out. CUDA and Python raise a class for it; the CPU and MPS allocators only have a text."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         text in str(error) for text in OUT_OF_MEMORY_TEXTS
     )
 
 
 def halved_pass(count: int, *, fixed: bool, error: Exception) -> int:
-    """Half of a pass that did not fit. Raises ResourceError where a pass cannot shrink."""
+    """Half the sequences of a pass that did not fit. Raises ResourceError for a pass that cannot be smaller."""
     if fixed or count == 1:
         raise ResourceError(
             "out of memory: a unit does not fit in one pass, and strict mode and BatchNorm need it whole"
@@ -198,7 +199,7 @@ def halved_pass(count: int, *, fixed: bool, error: Exception) -> int:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What must be equal for equal bits: compared in strict mode."""
+    """Facts that must be equal on all machines for equal bits. They are compared in strict mode."""
     return {
         "torch": torch.__version__,
         "device": device.type,

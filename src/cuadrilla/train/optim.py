@@ -2,9 +2,9 @@
 or SGD for everything.
 
 Muon: https://kellerjordan.github.io/posts/muon/. `torch.optim.Muon` orthogonalises one matrix after the other, in bf16,
-which makes 2^-8 of a gradient's last fp32 bit; `Muon` here takes all matrices of one shape at once, and is as precise
-as the passes. State travels as named tensors ("exp_avg.NAME", "momentum_buffer.NAME", "step.NAME"), never as pickled
-objects.
+where a difference in the last fp32 bit of a gradient can become one of 2^-8. `Muon` here takes all matrices of one
+shape at once, in fp32 if the passes are. State travels as named tensors ("exp_avg.NAME", "momentum_buffer.NAME",
+"step.NAME"), never as pickled objects.
 """
 
 import math
@@ -26,15 +26,15 @@ MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPSILON = 1e-7
 ADAM_EPSILON = 1e-8
 BATCH_NUMBERS = 2**24
-"""Numbers of matrices that are orthogonalised together: their copies take memory."""
+"""Limit of the elements of all matrices that are orthogonalised together, because their copies take memory."""
 
 Parameters = Mapping[str, nn.Parameter]
 OptimSection = MuonSection | AdamWSection | SGDSection
 
 
 class Optimizer(ABC):
-    """Parameters that are updated alike, and the state of each. Not torch.optim.Optimizer: that one loads torch's
-    compiler, which takes a second of every start."""
+    """Parameters with one update rule, and the state of each. It is no torch.optim.Optimizer, because that loads
+    torch's compiler, which takes a second of every start."""
 
     def __init__(self, params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> None:
         self.params = params
@@ -48,7 +48,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """Before its first step."""
+        """State of a parameter before its first step."""
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         if not self.state[parameter]:
@@ -95,7 +95,7 @@ class Optimizers:
             key, _, name = full.partition(".")
             grouped[name][key] = tensor
         for part in self._parts:
-            part.state.clear()  # the checkpoint of step 0 has none: rolling back to it starts afresh
+            part.state.clear()  # the checkpoint of step 0 has no state: after a rollback to it there must be none
             for parameter in part.params:
                 if state := grouped.pop(self._names[parameter], None):
                     part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
@@ -115,9 +115,9 @@ def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
 
 
 class Muon(Optimizer):
-    """Momentum, and of what it gives the nearest orthogonal matrix; state and update are those of torch.optim.Muon.
+    """Steps by the orthogonal matrix nearest to the Nesterov momentum. State and update are as in torch.optim.Muon.
 
-    `dtype`: of the iteration. All parameters are matrices.
+    All parameters are matrices. `dtype`: number type of the Newton-Schulz iteration.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Muon(Optimizer):
                 parameter.add_(update_MN, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
     def _averaged(self, parameter: nn.Parameter) -> Tensor:
-        """Its gradient with Nesterov's momentum."""
+        """The parameter's gradient with Nesterov momentum."""
         gradient = parameter.grad
         assert gradient is not None
         average = self.state_of(parameter)["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
@@ -150,7 +150,7 @@ class Muon(Optimizer):
 
 
 def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Those of one shape and device together, in batches of BATCH_NUMBERS at most."""
+    """Matrices grouped by shape and device, in batches of at most BATCH_NUMBERS elements."""
     kinds: dict[tuple[torch.Size, torch.device], list[nn.Parameter]] = {}
     for matrix in matrices:
         kinds.setdefault((matrix.shape, matrix.device), []).append(matrix)
@@ -161,7 +161,7 @@ def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def orthogonalised(matrices_KMN: Tensor) -> Tensor:
-    """The nearest matrices with singular values around 1 (0.7 to 1.2), by Newton-Schulz; in their own dtype."""
+    """The nearest matrices with singular values of about 1 (0.7 to 1.2), by Newton-Schulz in their own dtype."""
     a, b, c = MUON_COEFFICIENTS
     tall = matrices_KMN.size(1) > matrices_KMN.size(2)
     x_KRS = matrices_KMN.mT if tall else matrices_KMN  # the Gram matrix is the smaller one
@@ -174,7 +174,7 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
 
 
 class AdamW(Optimizer):
-    """torch.optim.AdamW, bit by bit; `fused`: one kernel for all parameters, where the device has it."""
+    """The same bits as torch.optim.AdamW. Where the device has a fused kernel, it steps all parameters at once."""
 
     def __init__(
         self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
@@ -206,7 +206,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step_with(self, squares: Mapping[Tensor, Tensor], *, factor: float) -> None:
-        """A step whose second moments follow these instead of the squares of `.grad`."""
+        """Make a step, but with `squares` instead of the squares of `.grad` for the second moments."""
         rate, (beta1, beta2) = self.lr * factor, self._betas
         for parameter in self.with_gradient:
             assert parameter.grad is not None
@@ -245,9 +245,9 @@ class SGD(Optimizer):
 def make_optimizer(
     section: OptimSection, *, is_matrix: Callable[[str, nn.Parameter], bool], dtype: torch.dtype
 ) -> Callable[[Parameters], Optimizers]:
-    """A factory for the section's optimizer. `is_matrix(name, parameter)`: Muon's part, if the section is Muon's.
+    """A factory for the section's optimizer. `is_matrix(name, parameter)`: whether Muon trains it, if it is Muon's.
 
-    `dtype`: what the passes compute in. With fp32 Muon's iteration is fp32 as well, else bf16.
+    `dtype`: number type of the passes. If that is fp32, so is Muon's iteration; else it is bf16.
     """
 
     def make(params: Parameters) -> Optimizers:

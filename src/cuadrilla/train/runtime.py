@@ -1,12 +1,12 @@
-"""The coordinator's I/O shell: carries out what the state machine decides.
+"""The coordinator's I/O shell: it carries out the actions of the state machine (`sync/coordinator.py`).
 
-One thread decides, merges and answers: the one that calls `serve`; alone, the worker's own, which calls `receive`. The
-threads of links, as many as there are workers, put what they hear into an inbox and go on at once. So nothing that a
-coordinator does has to be locked, and a worker that says something never waits for a merge.
+One thread decides, merges and answers. In a crew it is the thread that calls `serve`. With a single worker it is the
+worker's own, which calls `receive`. Each link to a worker has a thread, which puts messages into an inbox and goes on
+at once. So decisions and merges need no lock, and a link never waits for a merge.
 
-Actions go out as messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a commit
-is: merge, judge, journal (fsync), step, announce. A run that fails here fails as a whole: `failure` holds the reason,
-and every worker is told to stop.
+Actions are messages, merges, journal records, checkpoints, evaluations and rows of metrics. The order of a commit is:
+merge, judge, journal (fsync), step, announce. An error here fails the whole run: `failure` holds it, and every worker
+is sent a Stop.
 """
 
 import logging
@@ -50,12 +50,12 @@ SendTo = Callable[[str, ToWorker], None]
 TICK_SECONDS = 0.1
 MESSAGE_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AssertionError)
 MAX_LOSS = 1e15
-"""Per token: squares of it are added."""
+"""Largest loss per token that an answer may have. The guard adds squares of losses, which must not overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended: `complete`, or stopped early for `reason`; `interrupted` by a person who asked for it.
+    """How a run ended. It is `complete`, or it stopped early for `reason`. `interrupted`: a person asked for that stop.
 
     `best`: the step with the lowest held-out loss, if any was measured.
     """
@@ -71,11 +71,11 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class CoordinatorRuntime:
-    """One run's coordinator, its merge half and its store. Used by one thread; `deliver` and `request_stop` by any, and
-    they raise nothing.
+    """The coordinator of one run, with its merge half and its store. One thread uses it. Any thread may call `deliver`
+    and `request_stop`, which raise nothing.
 
-    `observe(version, steps)`: more for the row of a commit. `patience`: evaluations without a lower held-out loss after
-    which to stop (0: any number). `max_unit_tokens`: the most that a unit can hold, where the task knows that.
+    `observe(version, steps)`: more values for the row of a commit. `patience`: evaluations without a lower held-out
+    loss after which the run stops (0: never). `max_unit_tokens`: limit of tokens in a unit, if the task knows one.
     """
 
     coordinator: Coordinator
@@ -101,17 +101,17 @@ class CoordinatorRuntime:
     def __post_init__(self) -> None:
         self._work, self._rules = self.coordinator.work, self.coordinator.rules
         self._kind, self._since = self.coordinator.rounds.kind, self.clock()
-        # Not a SimpleQueue: its `get` with a timeout waits for ever after a signal's handler that took longer (3.11).
+        # Not a SimpleQueue: in Python 3.11 its `get` waits for ever if a signal handler takes longer than the timeout.
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._lock = threading.RLock()  # what is done at once may enqueue itself: a session that is ended
+        self._lock = threading.RLock()  # a call that is made at once may enqueue another: the end of its session
         self._suspects = Suspects(merge=self.merge, event=self.store.event)
         self._stop_reason = self._why_stop(self.coordinator.version)
 
     def open(self, send: SendTo) -> None:
         """Start answering workers through `send(worker, message)`.
 
-        First the state is saved, if no checkpoint holds it yet: the initial weights, or redone steps. A row that the
-        coordinator before could not write, between a step's journal and its end, is written now.
+        First it saves a state that no checkpoint holds yet: the initial weights, or steps redone from the journal. It
+        also writes the row of the last redone step, if the previous coordinator was killed before it did.
         """
         self._send = send
         actions = self.coordinator.start()
@@ -143,16 +143,16 @@ class CoordinatorRuntime:
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
-        """The message of a worker in this thread. Raises what makes the run fail."""
+        """Handle a message of the worker in this thread. Raises the error that makes the run fail."""
         with self._failing_together(raises=True):
             self._stop_if_asked()
             self._handle(self._received(worker, message))
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
-        """As `receive`, for transports to other threads and processes: what makes the run fail is in `failure`. Of a
-        worker that died they deliver a Goodbye.
+        """Like `receive`, for transports to other threads and processes. An error goes to `failure`. For a worker that
+        died, its transport delivers a Goodbye.
 
-        A heartbeat never waits for a merge; it counts at the next tick, with the time at which it came.
+        A heartbeat never waits for a merge: its arrival time is noted at once, and handled at the next tick.
         """
         match message:
             case Progress():
@@ -165,7 +165,7 @@ class CoordinatorRuntime:
                 self._enqueue(partial(self._take, worker, message))
 
     def _enqueue(self, call: Callable[[], None]) -> None:
-        """Once the run is over there is nobody to read it: who comes then is told so at once."""
+        """Put a call into the inbox. After `serve` no thread reads the inbox, so the call is made at once."""
         with self._lock:
             if not self._has_served:
                 self._inbox.put(call)
@@ -173,7 +173,7 @@ class CoordinatorRuntime:
             call()
 
     def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS) -> Outcome:
-        """Work until the run ends; `poll` now and then notes what else has happened. Raises what made the run fail."""
+        """Handle the inbox until the run ends, and `poll` now and then. Raises the error that made the run fail."""
         due = 0.0
         try:
             while not self.is_over:
@@ -197,11 +197,11 @@ class CoordinatorRuntime:
 
     def _take(self, worker: str, message: ToCoordinator) -> None:
         with self._failing_together():
-            self._stop_if_asked()  # not only at the next tick: another step may be made until then
+            self._stop_if_asked()  # not only at the next tick: before that, another step may be made
             self._perform(self._decide(worker, message))
 
     def tick(self) -> None:
-        """Time has passed: a few times a second, for transports that cannot tell by themselves who is still there."""
+        """Let the state machine know the time. Called a few times a second, so that silent workers are noticed."""
         self.work_off()  # a Hello counts before the heartbeats that came after it
         with self._failing_together():
             for worker in list(self._heard):
@@ -216,7 +216,7 @@ class CoordinatorRuntime:
             self._handle(events.StopRequested(reason=self._stop_reason))
 
     def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
-        """What a message of another process leads to; one that cannot be handled ends its sender's session only."""
+        """Actions for a message of another process. A message that cannot be handled ends its sender's session only."""
         try:
             return self.coordinator.handle(self._received(worker, message), self.clock())
         except MESSAGE_ERRORS as error:
@@ -227,10 +227,10 @@ class CoordinatorRuntime:
             return [*self.coordinator.handle(left, self.clock()), stop]
 
     def _received(self, worker: str, message: ToCoordinator) -> events.Received:
-        """What the state machine is told: an answer is only valid if its numbers can be."""
+        """The event for the state machine. A contribution with impossible numbers is marked as not valid."""
         match message:
             case Hello():
-                self._heard.pop(worker, None)  # of an earlier session
+                self._heard.pop(worker, None)  # a heartbeat of an earlier session
                 self.store.event("joined", worker=worker)
             case Progress():
                 self._parts[worker] = message.part
@@ -247,7 +247,7 @@ class CoordinatorRuntime:
         return events.Received(worker=worker, message=message)
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
-        """Whether numbers of an answer are such as these units can have."""
+        """Whether a contribution of `num_units` units can have these numbers."""
         most = self.max_unit_tokens
         return (
             (most is None or message.tokens <= most * num_units)
@@ -256,8 +256,8 @@ class CoordinatorRuntime:
         )
 
     def _tell_progress(self) -> None:
-        """How far the step is, by what workers say of their leases: it may take minutes."""
-        ledger, total = self._work.ledger, max(self._work.steps, 1) * self._rules.units_per_step  # none between rounds
+        """Report to the sinks which part of the round is done, by the workers' heartbeats. A round may take minutes."""
+        ledger, total = self._work.ledger, max(self._work.steps, 1) * self._rules.units_per_step  # 0 between rounds
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:
@@ -294,7 +294,7 @@ class CoordinatorRuntime:
     def _tell(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
-                if self._sent.version != message.version:  # once for all workers: to code it takes time
+                if self._sent.version != message.version:  # made once for all workers: it takes time
                     self._sent = replace(message, parameters=dict(self.merge.version(steps=message.next_round_steps)))
                 message = self._sent
             case Stop():
@@ -306,7 +306,7 @@ class CoordinatorRuntime:
     # -- a round becomes a version: merge, judge, journal, step --------------------------------------------------------
 
     def _merge_round(self, action: events.Merge) -> None:
-        """Reduce, judge, journal, step; tell the state machine. Bad contributions are named and nothing changes."""
+        """Reduce, judge, journal, step, and report to the state machine. Bad contributions are only reported."""
         contributions = [answer.contribution for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
@@ -336,7 +336,7 @@ class CoordinatorRuntime:
         self._handle(events.Merged(confirmed=confirmed))
 
     def _compute_again(self, action: events.Merge, bad: Sequence[int], why: Message) -> None:
-        """Give the units of contributions that cannot be right to others."""
+        """Have the units of bad contributions computed again by other workers."""
         leases = [action.answers[index].grant for index in bad]
         for lease in leases:
             log.warning("a contribution of %s is computed again: %s (units %s)", lease.worker, why, lease.units[:8])
@@ -376,7 +376,7 @@ class CoordinatorRuntime:
                 )
 
     def _log_incident(self, why: Message, action: events.Merge, *, level: int, kind: str = "") -> None:
-        """Say it; the event, of this kind, names the units, too, and the worker whose loss per token is the highest."""
+        """Log `why`. Write an event, too, with the units and the worker whose loss per token is the highest."""
         highest = max(
             action.answers, key=lambda one: one.contribution.loss_sum / max(one.contribution.tokens, 1), default=None
         )
@@ -402,7 +402,7 @@ class CoordinatorRuntime:
         self._stop_reason = self._stop_reason or self._why_stop(version)
 
     def _tell_kind(self, version: int) -> None:
-        """How a crew trains from now on: `sync.kind = "auto"` has chosen."""
+        """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
         if self._kind == ALONE:
             how = Message("the fastest machine alone, sooner than with the others over this network")
         elif self._kind == 1:
@@ -415,12 +415,12 @@ class CoordinatorRuntime:
         self.store.event("rounds", version=version, steps=self._kind, reason=how)
 
     def _speed(self, tokens: int) -> dict[str, float]:
-        """The rate of a step that counted so many tokens, since the last one was saved and evaluated."""
+        """Rate and duration of a step with this many tokens; it began when the step before was saved and evaluated."""
         seconds = max(self.clock() - self._since, 1e-9)
         return {"tokens_per_second": tokens / seconds, "seconds": seconds}
 
     def _why_stop(self, version: int) -> str:
-        """A reason; "" to go on."""
+        """Reason to stop at this version; "" to go on."""
         if 0 < self.stop_at <= version:
             return Message("step {step} reached", step=version)
         held_out = self.store.held_out
@@ -449,7 +449,7 @@ class CoordinatorRuntime:
         self.store.event("finished", version=version, complete=action.complete, reason=action.reason)
         for worker in list(self.coordinator.crew.members):
             self._send(worker, Stop(reason=action.reason))
-        self.outcome = Outcome(  # last: whoever waits for it closes the transports, and workers would not hear why
+        self.outcome = Outcome(  # last: its reader closes the transports, and workers must have their Stop by then
             version=version,
             tokens=tokens,
             complete=action.complete,
@@ -469,7 +469,7 @@ class CoordinatorRuntime:
                 raise
 
     def fail(self, error: BaseException) -> None:
-        """Remember the first reason and send everyone home."""
+        """Remember the first error and stop all workers."""
         self.failure = self.failure or error
         self.coordinator.finished = True
         for member in list(self.coordinator.crew.members):
@@ -477,7 +477,7 @@ class CoordinatorRuntime:
 
 
 def _shares(answers: Sequence[events.Answer]) -> dict[str, float]:
-    """Each worker's part of a round's tokens."""
+    """Part of the round's tokens that each worker computed."""
     tokens: Counter[str] = Counter()
     for answer in answers:
         tokens[answer.grant.worker] += answer.contribution.tokens

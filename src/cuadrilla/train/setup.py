@@ -46,7 +46,7 @@ from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sinks import Scalars, Sink
 from cuadrilla.train.store import Store
 
-# A run may be resumed with other values of these; anything else changes what is being trained.
+# Settings that may change when a run is resumed: the first ones freely, the second ones with --allow-changes.
 FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
                   "train.threads", "train.compile", "train.pass_sequences", "data.folder", "task.path",
                   "task.data", "model.gradient_checkpointing")  # fmt: skip
@@ -61,8 +61,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is. `unit_tokens`: planned tokens of a unit; it may hold less or more, and `max_unit_tokens` at
-    most, where the task knows that.
+    """Length of a run. `unit_tokens`: planned tokens of a unit, which may hold fewer or more. `max_unit_tokens`: limit
+    of tokens in a unit, if the task knows one.
     """
 
     num_steps: int
@@ -81,7 +81,7 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class Equipment:
-    """What a run is trained with, on any of its machines. `speed`: how fast this worker is thought to be."""
+    """The parts that every machine of a run trains with. `speed`: how fast this worker is expected to be."""
 
     config: Config
     task: Task
@@ -96,7 +96,7 @@ class Equipment:
 
     @property
     def parameters(self) -> tuple[Layout, ...]:
-        """Layouts of a version, as it may arrive."""
+        """Layouts that an arriving version may have."""
         return tuple(map(Layout.of, self.strategy.versions_like(self.model, self.recipe)))
 
     def work(self, link: Link) -> Stop:
@@ -113,8 +113,8 @@ class Equipment:
         return train(link, task=self.task, model=self.model, sync=sync, worker=settings)
 
     def observe(self, version: int, steps: int) -> Scalars:
-        """Held-out measures and a sample, where planned tokens have passed a multiple of the interval in the last
-        `steps`, or the end; else {}."""
+        """Held-out measures and a sample, if the planned tokens passed a multiple of the interval in the last `steps`
+        steps, or the run's end; else {}."""
         every = self.config.evaluate.every_tokens or max(self.length.total_tokens // EVALUATIONS_PER_RUN, 1)
         tokens, before = version * self.length.step_tokens, (version - steps) * self.length.step_tokens
         if tokens < self.length.total_tokens and tokens // every == before // every:
@@ -127,7 +127,7 @@ class Equipment:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext(Equipment):
-    """And on the coordinator's, where `model` holds the weights of record."""
+    """The parts on the coordinator's machine, where `model` holds the weights of record."""
 
     coordination: CoordinatorRuntime
     store: Store
@@ -137,7 +137,7 @@ class RunContext(Equipment):
 def equip(
     config: Config, task: Task, *, device: str = "", speed: float = 1.0, strategy: Strategy | None = None
 ) -> Equipment:
-    """With initial weights, on `device` ("": what the run says). Raises DeviceError, DataError, TaskError."""
+    """The parts with initial weights. `device` "": as the run says. Raises DeviceError, DataError, TaskError."""
     place = choose_device(device or config.train.device)
     model, precision = make_model(task, seed=config.run.seed), choose_precision(config.train.precision, device=place)
     if config.model.gradient_checkpointing:
@@ -160,7 +160,7 @@ def equip(
 
 
 def make_task(config: Config, folder: Path) -> Task:
-    """The task of a run file in `folder`. Raises TaskError, DataError, ConfigError."""
+    """The task of the run in `folder`. Raises TaskError, DataError, ConfigError."""
     match config.task:
         case LanguageTaskSection():
             teachers = [RunDir(folder).teachers / str(number) for number in range(len(config.train.teacher))]
@@ -176,9 +176,9 @@ def make_model(task: Task, *, seed: int) -> nn.Module:
 
 
 def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
-    """Give a language model the weights of a folder in Hugging Face's layout, if it is that model and its tokenizer.
+    """Load the weights of a folder in Hugging Face's layout into a language model.
 
-    Raises CheckpointError, DataError.
+    Raises CheckpointError for weights of another model, DataError for another tokenizer.
     """
     assert isinstance(model, GPT2)
     assert isinstance(task, language.LanguageTask)
@@ -198,7 +198,7 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
 
 
 def measure_length(config: Config, task: Task) -> Length:
-    """Steps and tokens of the whole run; planned tokens, where the real ones are known only when seen.
+    """Steps and planned tokens of the whole run. The tokens that a unit really holds may be known only when it is read.
 
     Raises DataError for a text without a single sequence.
     """
@@ -233,8 +233,8 @@ def assemble(
 ) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `strategy`: instead of the one that `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
-    `clock`: seconds; who is missed when is decided by it.
+    `strategy` replaces the one that `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
+    `clock` returns seconds; it decides when a silent worker is lost.
     Raises CheckpointError, ConfigError, ResourceError.
     """
     config, _ = decide(config, run)
@@ -257,7 +257,7 @@ def assemble(
     )
     state = store.recover(guard, check=lambda old: check_identity(old, store.identity, allow_changes=allow_changes))
     if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):
-        # The data folder may go away.
+        # The data folder may be removed later.
         write_atomic(run.tokenizer, (task.folder / TOKENIZER).read_bytes(), private=True)
     coordinator = make_coordinator(equipment, state)
     coordination = CoordinatorRuntime(
@@ -277,7 +277,7 @@ def assemble(
 
 
 def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> Coordinator:
-    """The state machine of the run's strategy, as it was in `state` if there is one."""
+    """The coordinator's state machine, with the rounds of the run's strategy; restored from `state` if there is one."""
     config, length = equipment.config, equipment.length
     crew = config.engine if isinstance(config.engine, CrewEngine) else None
     rules = Rules(
@@ -285,13 +285,13 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         step_tokens=length.step_tokens,
         num_steps=length.num_steps,
         quorum=len(config.engine.workers),
-        fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process has one
+        fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process is one program
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=max(HUNG_AFTER_SECONDS, 2 * crew.lost_after_seconds) if crew else None,
     )
     made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds())
-    # An answer to a lease of an earlier process must never fit one of this process.
+    # An answer to a lease of an earlier process must never match a lease of this one.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
     return made
 
@@ -332,7 +332,7 @@ def _check_supported(config: Config, model: nn.Module, precision: Precision) -> 
 
 
 def _check_loss(equipment: Equipment) -> None:
-    """Try a user's loss before anything is written; warn of a mean, with which unequal shares would weigh wrongly."""
+    """Try a user's loss before anything is written. Warn if it is a mean: unequal shares would be weighted wrongly."""
     task, model, device = equipment.task, equipment.model, equipment.device
     data = task.data("train")
     loader, last = UnitLoader(data, seed=0, unit_sequences=1, device=device), len(data) - 1
@@ -350,9 +350,9 @@ def _check_loss(equipment: Equipment) -> None:
 
 
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_changes: bool) -> bool:
-    """Compare what a checkpoint was trained with to what is asked now; True if settings of the updates have changed.
+    """Compare a checkpoint's settings and data with the present ones; True if settings that decide updates changed.
 
-    Raises ConfigError or CheckpointError.
+    Raises ConfigError for settings that must not change, CheckpointError for other data.
     """
     pairs = differences(old["config"], new["config"])
     changed = {key: pair for key, pair in pairs.items() if not key.startswith(FREE_ON_RESUME)}

@@ -1,9 +1,8 @@
-"""What a run keeps on disk while it trains: checkpoints, journal, events, status; and how it comes back from them.
+"""The files of a run in training (checkpoints, journal, events, status), and how the run is restored from them.
 
-A failed write never stops the training: the last good checkpoint stays, an alarm is logged when it begins to fail, the
-write is tried again at the next commit that is due. Only the first and the last save of a run must succeed. Where
-`checkpoint.every_seconds` decides, saving takes at most about 2 % of the time: the interval grows to fifty times the
-seconds a save takes.
+A failed write never stops the training. The last good checkpoint stays, the first failure is logged as an alarm, and
+the write is tried again at a later commit. Only the first and the last save of a run must succeed. Saves by
+`checkpoint.every_seconds` take at most about 2 % of the time: their interval grows to fifty times a save's duration.
 """
 
 import logging
@@ -43,7 +42,7 @@ class HeldOut:
     since_best: int = 0
 
     def judge(self, loss: float, *, version: int) -> bool:
-        """Whether this evaluation is the best so far."""
+        """Note an evaluation; return whether it is the best so far."""
         if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
             self.since_best += 1
             return False
@@ -62,14 +61,14 @@ class Store:
     with_journal: bool
     identity: Mapping[str, Any]
     hear: Hear = lambda _kind, _fields: None
-    """Is told of each event, too; in a run that trains, its alarms."""
+    """Called with each event, too. In a training run it is `Alarms.hear`."""
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
-    """The row of the step that the journal led to, if its coordinator was killed before it could write one."""
+    """Metrics of the journal's last step, if the coordinator was killed before it could write that row."""
     _journal: Journal = field(init=False)
     _events: KeptLines = field(init=False)
     _failing: set[object] = field(default_factory=set)
-    """What cannot be written now."""
+    """Files and sinks whose last write failed."""
     _saved_version: int = -1
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
@@ -77,7 +76,7 @@ class Store:
     held_out: HeldOut = field(default_factory=HeldOut)
     _checkpoint_due: bool = False
     _version: int = 0
-    """The run's, for events."""
+    """The run's step, for events."""
 
     def __post_init__(self) -> None:
         self._journal = Journal(self.run.journal)
@@ -87,12 +86,12 @@ class Store:
     # -- coming back ---------------------------------------------------------------------------------------------------
 
     def recover(self, guard: Guard, *, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-        """Load the newest verified checkpoint and redo the journal; the coordinator's state, None for a new run.
+        """Load the newest verified checkpoint and redo the journal. Return the coordinator's state; None for a new run.
 
-        `check` sees the identity the checkpoint was saved with; it may refuse it, and says whether settings that
-        decide updates have changed: the journal holds merged updates, and redoing them with other settings would give
-        another state. Raises ConfigError for that, CheckpointError if there are checkpoints and none can be used, or
-        it is of another model.
+        `check` gets the identity that the checkpoint was saved with. It raises if the run must not go on, and returns
+        whether settings that decide updates have changed. Then no journal may follow: redoing its merged updates with
+        other settings would give another state. Raises ConfigError if one does, CheckpointError if there are
+        checkpoints and none can be used, or it is another model's.
         """
         found = files.load_newest(self.run.checkpoints)
         if found is None:
@@ -119,7 +118,7 @@ class Store:
         return state
 
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
-        """The coordinator's state after the records that follow `state`."""
+        """Apply the journal's records that follow `state`; return the coordinator's state after them."""
         before, row = state["version"], {}
         for record in read_records(self.run.journal, before):
             header, version = record.header, record.version
@@ -144,7 +143,7 @@ class Store:
     def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
         """Make a merged update durable before it is applied.
 
-        A failed write is an alarm, and a checkpoint is due; until it is written nothing more is appended, because a
+        A failed write is an alarm and makes a checkpoint due. Until that is saved nothing more is appended, because a
         journal with a gap cannot be redone.
         """
         if not self.with_journal or self._checkpoint_due:
@@ -156,7 +155,7 @@ class Store:
                 self._checkpoint_due = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
-        """Save if it is due, and say how the run stands. The last version is saved by the finish."""
+        """Save if a checkpoint is due, and update `status.json`. The end of the run saves the last version."""
         self._version = version
         best = "val_loss" in row and self.held_out.judge(row["val_loss"], version=version)
         now = self.clock()
@@ -165,7 +164,7 @@ class Store:
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
         if not last and (due or best or self._checkpoint_due):
-            self._saved_at = now  # also where it fails
+            self._saved_at = now  # also if the save fails
             with self.trying(self.run.checkpoints):
                 self.save(snapshot, version=version)
         if now - self._status_at >= STATUS_SECONDS:
@@ -175,7 +174,7 @@ class Store:
     def save(self, snapshot: Snapshot, *, version: int) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
-            if not self._journal.is_open:  # after a restart: what follows must not wait for the next checkpoint
+            if not self._journal.is_open:  # after a restart, so that steps before the next checkpoint are journaled
                 with self.trying(self.run.journal):
                     self._begin_segment(version)
             return
@@ -192,18 +191,18 @@ class Store:
         self._save_seconds = self._saved_at - began
         best = self.held_out.best
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={best and best[1]})
-        newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # a best one may be very old
+        newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # the best one may be very old
         self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
 
     def _begin_segment(self, version: int) -> None:
-        """Segments further on followed a checkpoint that was lost: they would be redone when the run gets there."""
+        """Begin a segment; remove later ones. They followed a checkpoint that was lost, and must not be redone."""
         self._journal.discard_from(version)
         if self.with_journal:
             self._journal.begin_segment(version)
 
     def roll_back(self) -> None:
-        """Weights and optimizer of the newest checkpoint; the run's version, tokens and position stay as they are."""
+        """Load weights and optimizer state of the newest checkpoint. The run's version, tokens and position stay."""
         found = files.load_newest(self.run.checkpoints)
         assert found is not None, "a run begins with a checkpoint"
         files.take_over(self.tensors, found.model, path=found.path)
@@ -211,7 +210,7 @@ class Store:
         self._checkpoint_due = True
 
     def event(self, kind: str, **fields: Any) -> None:
-        """One line in events.jsonl; never fails a run."""
+        """Append a line to events.jsonl. A failed write is only an alarm."""
         fields = {"version": self._version, **fields}
         self.hear(kind, fields)
         with self.trying(self.run.events):
@@ -219,7 +218,7 @@ class Store:
 
     @contextmanager
     def trying(self, what: object) -> Iterator[None]:
-        """A block that writes `what`: a ResourceError in it goes no further. The first is an alarm, until it works."""
+        """Context of a block that writes `what`. Catches its ResourceError; the first in a row of them is an alarm."""
         try:
             yield
         except ResourceError as error:
@@ -231,7 +230,7 @@ class Store:
             self._failing.discard(what)
 
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
-        """`status.json`: how the run stands now, for those who watch."""
+        """Write `status.json`, from which monitors read the run's state."""
         with self.trying(self.run.status):
             write_json(
                 self.run.status,
