@@ -1,10 +1,10 @@
-"""What a node needs for a run: files, offered by the coordinator and fetched by their hash.
+"""The files that a node needs for a run: the coordinator offers them, and the node fetches them by their hash.
 
-They are in `code/` (the Python file of a task and those beside it that it imports), `data/` (a prepared folder, or what
-`task.data` names), `teachers/` and `.initial/`. Nothing else is accepted, so that no coordinator can write anywhere but
-into this machine's cache. A content is there once, whichever runs have it: a run's folder has names of its own for it
-(hard links). Code runs only after the machine's owner has approved its hash once (`cuadrilla join --trust`); data are
-fetched after that. Nothing but code lies where Python imports from.
+They are in `code/` (a task's Python file and the files beside it that it imports), `data/` (a prepared folder, or what
+`task.data` names), `teachers/` and `.initial/`. Other paths are refused, so a coordinator can write only into this
+machine's cache. The cache holds each content once, for all runs; the folder of a run has hard links to it. Code runs
+only after the machine's owner has approved its hash once (`cuadrilla join --trust`), and data are fetched after that.
+Python imports only from `code/`.
 """
 
 import hashlib
@@ -39,15 +39,15 @@ FILE = re.compile(
 )
 CODE, DATA = "code", "data"
 MAX_FILES = 10_000
-"""They are announced in one message."""
+"""Limit of files per run, since one message announces them all."""
 REPORT_SECONDS = 10.0
 
 Report = Callable[[str], None]
 
 
 def offer(config: Config, folder: Path) -> Offer:
-    """What a node needs for this run in `folder`: the configuration; prepared data and teachers, or a task's code and
-    data. Raises TaskError, DataError for what no machine would take."""
+    """What a node needs for the run in `folder`: its configuration, and prepared data and teachers, or a task's code
+    and data. Raises TaskError, DataError for files that no machine would take."""
     config = config.for_others()
     if isinstance(config.task, FileTaskSection):
         code = (folder / config.task.file).resolve()
@@ -69,7 +69,7 @@ def offer(config: Config, folder: Path) -> Offer:
 
 
 def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
-    """The files of a task's data by their names at a node. Hidden ones stay here. Raises DataError."""
+    """Files of a task's data, by their paths on a node. Hidden files are left out. Raises DataError."""
     if path.is_file():
         return {f"{DATA}/{path.name}": path}
     if run.resolve().is_relative_to(path.resolve()):
@@ -83,8 +83,8 @@ def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
 
 
 def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
-    """`offer` for a machine that trains the run alone, with the weights that the run begins with. `goes_on`: from a
-    checkpoint, so that they may have gone. Raises CheckpointError.
+    """`offer` with the initial weights, for a machine that trains the whole run. `goes_on`: the run resumes from a
+    checkpoint, so the initial weights may be missing. Raises CheckpointError.
     """
     without = offer(config, folder)
     if not config.model.init:
@@ -103,12 +103,12 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
 def fetch(
     connection: Connection, description: RunDescription, *, home: Home, report: Report, approved: bool = False
 ) -> tuple[Config, Path]:
-    """Bring what the run needs into the cache; the configuration and the folder that its paths are relative to.
+    """Fetch a run's files into the cache. Return its configuration, and the folder to which its paths are relative.
 
-    What is there already, by hash, is not fetched again. `approved`: whoever started this process may run any code
-    here. Raises LinkError, Refused (another version, code that is not approved), ConfigError, ResourceError.
+    Contents that the cache has are not fetched again. `approved`: any code may run here. Raises LinkError, Refused
+    (another version, code that is not approved), ConfigError, ResourceError.
     """
-    require_work(description, jobs=False)  # before its settings are read: they may not be understood
+    require_work(description, jobs=False)  # before the settings are read: those of another version may not parse
     config, files = load_dumped(description.config), description.files
     try:
         _require_usual(config, [file.path for file in files])
@@ -125,7 +125,7 @@ def fetch(
 
 
 def adopt(folder: Path, *, home: Home) -> None:
-    """Keep the files of a folder of this machine in the cache: what a run needs of them is not fetched then. Raises
+    """Put the files of a folder of this machine into the cache, so that a run need not fetch them. Raises
     ResourceError."""
     with _contents(home) as contents:
         for path in filter(Path.is_file, folder.rglob("*")):
@@ -133,7 +133,7 @@ def adopt(folder: Path, *, home: Home) -> None:
 
 
 def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
-    """Have these files in `folder`. Raises LinkError, Refused, ResourceError."""
+    """Fetch those of these files that are missing, and link them into `folder`. Raises as `_download`."""
     wanted = {folder / file.path: file for file in files if not _is(folder / file.path, file)}
     if not wanted:
         return
@@ -146,7 +146,7 @@ def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *
 
 @contextmanager
 def _contents(home: Home) -> Iterator[Path]:
-    """The folder of all contents, by their hash; for one process of this machine at a time."""
+    """The cache's folder of contents, named by their hash, locked for one process of this machine at a time."""
     contents = home.cache / "contents"
     for private in (home.path, home.cache, contents):
         make_private(private)
@@ -155,7 +155,7 @@ def _contents(home: Home) -> Iterator[Path]:
 
 
 def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, report: Report) -> None:
-    """Report progress every `REPORT_SECONDS`. Raises LinkError, Refused, ResourceError."""
+    """Fetch these files, reporting every REPORT_SECONDS. Raises LinkError, Refused, ResourceError."""
     if not missing:
         return
     total, received, reported_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
@@ -195,7 +195,7 @@ def _link(path: Path, name: Path) -> None:
 
 
 def require_work(description: RunDescription, *, jobs: bool) -> None:
-    """Raises Refused for a coordinator of another version, or with other work: one run for all machines, or `jobs`."""
+    """Raises Refused for a coordinator of another version or another kind of work: `jobs`, or one run for all."""
     if description.cuadrilla not in ("", __version__):
         raise Refused(
             "the coordinator runs cuadrilla {theirs}, this machine {ours}",
@@ -208,7 +208,7 @@ def require_work(description: RunDescription, *, jobs: bool) -> None:
 
 
 def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> None:
-    """Raises Refused."""
+    """Raises Refused for code that this machine's owner has not approved."""
     key = _hash_of({Path(file.path).name: file.sha256 for file in code})
     if key not in home.trusted():
         raise Refused(
@@ -236,7 +236,7 @@ def _hash_of(files: Mapping[str, str]) -> str:
 
 
 def _require_usual(config: Config, names: Sequence[str]) -> None:
-    """Before anything is announced, and before anything is written. Raises TaskError for files that no node takes."""
+    """Raises TaskError for files that no node takes. Called before they are announced, and before they are written."""
     task = config.task
     wrong = [name for name in names if not FILE.fullmatch(name)]
     if isinstance(task, FileTaskSection):

@@ -1,11 +1,11 @@
 """Child programs of this process, coordinators and workers: how they are started, restarted, signalled and ended.
 
 Invariants
-* A child ends with this process, even where that is killed: its standard input is a pipe that only this process holds
-  open, and it watches the other end (`end_with_parent`).
-* A program that a signal has ended (SIGKILL, SIGSEGV, the kernel that ran out of memory) may be started again;
-  `MAX_DEATHS` in a row without progress between them are no accident. An exit code is an answer.
-* On standard output a worker says one thing: as JSON the error that ended it, or why it is done.
+* A child ends with this process, even if that is killed: the child's standard input is a pipe that only this process
+  holds open, and the child watches it (`end_with_parent`).
+* A program that a signal has ended (SIGKILL, SIGSEGV, the kernel that ran out of memory) may be started again, until
+  `MAX_DEATHS` deaths in a row without progress between them. One that ended with an exit code is not started again.
+* On standard output a worker writes one thing: the error that ended it, as JSON, or why it is done.
 """
 
 import json
@@ -25,9 +25,9 @@ from cuadrilla.messages import Message
 
 MAX_DEATHS = 3
 STEADY_SECONDS = 600.0
-"""A worker that lives for so long makes progress."""
+"""A worker that has lived for so long counts as having made progress."""
 FINISH_SECONDS = 10.0
-"""A child that is asked to stop finishes its pass first."""
+"""Time to end for a child that is asked to stop: it finishes its pass first."""
 
 
 def cuadrilla_command(*arguments: str) -> list[str]:
@@ -36,7 +36,7 @@ def cuadrilla_command(*arguments: str) -> list[str]:
 
 
 def end_with_parent(hear: Callable[[str], object] = lambda _line: None) -> None:
-    """In a child: end as soon as the parent does, whose lines `hear` gets. Standard input is empty from now on."""
+    """In a child: end when the parent does. `hear` gets the parent's lines. Standard input is empty from now on."""
     lifeline = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -50,21 +50,21 @@ def _follow(lifeline: int, hear: Callable[[str], object]) -> None:
 
 
 class Deaths:
-    """How often one program has died. `progress`: a value that changes with each step forward."""
+    """Deaths of one program, in a row without progress. `progress` returns a value that changes with each step."""
 
     def __init__(self, progress: Callable[[], object] = lambda: time.monotonic() // STEADY_SECONDS) -> None:
         self._progress, self._last = progress, progress()
         self.number = 0
 
     def allow(self, _signal: int = 0) -> bool:
-        """Whether to start it again after one more."""
+        """Count one more death; return whether to start the program again."""
         before, self._last = self._last, self._progress()
         self.number = self.number + 1 if self._last == before else 0
         return self.number < MAX_DEATHS
 
 
 class Children:
-    """`died(name, reason)` is called for each that ended otherwise than in order."""
+    """Children of this process, by name. `died(name, reason)` is called for each that did not end in order."""
 
     def __init__(self, *, died: Callable[[str, Message], None] = lambda _name, _reason: None) -> None:
         self._died = died
@@ -83,8 +83,8 @@ class Children:
         again: Callable[[int], bool] = lambda _signal: False,
         answers: bool = True,
     ) -> None:
-        """`environment`: variables beside this process's own. Secrets are in neither. `again`: whether to start anew
-        what this signal has ended. Without `answers` its standard output is ours, and signals to our group miss it.
+        """`environment`: variables besides this process's own; no secrets, and none in `command`. `again`: whether to
+        restart it after this signal. Without `answers` it has our standard output, and a process group of its own.
         """
 
         def run() -> "subprocess.Popen[str]":
@@ -101,7 +101,7 @@ class Children:
         return {name: process.pid for name, process in self.alive.items()}
 
     def poll(self) -> dict[str, int]:
-        """Notice who has ended, and what it said last; restart. Exit codes by name, or minus the signal."""
+        """Collect ended children and their output; restart some. Returns exit codes, or minus the signal, by name."""
         ended = {name: process for name, process in self.alive.items() if process.poll() is not None}
         for name, process in ended.items():
             del self.alive[name]
@@ -115,7 +115,7 @@ class Children:
         return {name: process.returncode for name, process in ended.items()}
 
     def _answer(self, name: str) -> str:
-        """What it has said on standard output."""
+        """The child's standard output."""
         if name not in self._answers:
             return ""
         with self._answers.pop(name) as file:
@@ -123,7 +123,7 @@ class Children:
             return file.read().decode(errors="replace")
 
     def failure(self) -> CuadrillaError:
-        """Why there is no worker left: the error of the last one that could still say it."""
+        """Why no worker is left: the newest error that a worker has written."""
         for said in reversed(self.last_words.values()):
             if words := _parse(said):
                 error = CuadrillaError(words["error"], hint=words.get("hint", ""))
@@ -132,7 +132,7 @@ class Children:
         return EnvironmentProblem("all worker processes were killed", hint="run the same command again: it continues")
 
     def end(self, *, finish_seconds: float = FINISH_SECONDS) -> None:
-        """Let them finish; whoever does not is killed."""
+        """Let the children finish; kill those that do not in this time."""
         deadline = time.monotonic() + finish_seconds
         for name, process in self.alive.items():
             with suppress(subprocess.TimeoutExpired):
@@ -145,9 +145,9 @@ class Children:
 
 
 def _cut_off(process: "subprocess.Popen[str]") -> None:
-    """A worker process ends when its standard input does."""
+    """Close a child's standard input, with which the child ends."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it was told something when it had just ended
+    with suppress(BrokenPipeError):  # a line was written to it when it had just ended
         process.stdin.close()
 
 
@@ -160,7 +160,7 @@ def _parse(said: str) -> Mapping[str, str] | None:
 
 
 def reason_of(said: str, returncode: int) -> Message:
-    """Why a child ended otherwise than in order: what it said last, or its exit code."""
+    """Why a child did not end in order: the error that it wrote, or its exit code or signal."""
     if words := _parse(said):
         return Message("{error} (exit code {code})", error=words["error"], code=returncode)
     if returncode < 0:

@@ -1,4 +1,4 @@
-"""How this machine comes into a crew: an invite becomes a token."""
+"""How this machine joins a crew: it trades an invite for a token."""
 
 import re
 import socket
@@ -17,9 +17,9 @@ from cuadrilla.messages import Message
 
 
 def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[str], None]) -> Joined:
-    """Check who answers, then trade the invite for a token. A machine that has one shows it, and keeps its name.
+    """Check the coordinator's key, then trade the invite for a token. A machine with a token keeps its name in the crew.
 
-    `name`: empty for the one that it has there, or its host name. `report` hears what was done. Raises LinkError.
+    `name` "": the one that it has in the crew, else its host name. `report` gets what was done. Raises LinkError.
     """
     invite = Invite.parse(text)
     if address:
@@ -30,7 +30,7 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
     check_node_name(wanted)
     pinned = pinned_certificate(invite)
     identity = Identity(certificate=pinned)
-    with suppress(LinkError):  # it has none, or none that it could use
+    with suppress(LinkError):  # it has no token, or none that it could use
         identity = replace(identity, token=load_node(folder).token)
     with closing(Connection(str(invite.address), identity=identity)) as connection:
         name_there, token = connection.enroll(wanted, secret=invite.secret)
@@ -45,6 +45,6 @@ def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[s
 
 
 def host_name() -> str:
-    """This machine's name, as far as it can be a node's."""
+    """This machine's host name, with only the characters of a node's name."""
     plain = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower().partition(".")[0]).strip("-")
     return plain[:63].strip("-") or "node"

@@ -1,5 +1,5 @@
-"""What workers compute with: the devices of this machine, which are asked only where there is something to choose, and
-in a process that has no coordinator what is loaded once and kept over sessions."""
+"""Devices, threads and loaded parts of this machine's workers. Devices are probed only if there is a choice. A worker
+without a coordinator in its process loads model and data once, and keeps them over sessions."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def set_threads(config: Config, *, cores: int) -> None:
-    """Threads of one worker in this process. Strict bits depend on them."""
+    """Set the threads of one worker in this process. In strict mode the bits depend on their number."""
     torch.set_num_threads(config.train.threads or (1 if config.sync.strict else cores))
     keep_freed_memory()
 
@@ -33,7 +33,7 @@ def num_cores() -> int:
 
 
 def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, speed: float = 1.0) -> Equipment:
-    """For a run whose paths are relative to `folder`. `device` "": what the run says; `cores` 0: all of this process.
+    """Load a run whose paths are relative to `folder`. `device` "": as the run says. `cores` 0: all of this process.
 
     Raises TaskError, DataError, ConfigError, DeviceError.
     """
@@ -46,9 +46,8 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
 
 
 def choose_uses(wanted: str = "", *, threads: int = 0, config: Config | None = None) -> DeviceChoice:
-    """A worker for each device. `wanted`: as `--devices` has it; "" or auto leaves it to the run's `train.device`, and
-    that, if it is auto, to what is measured. `threads` 0: all cores. Raises DeviceError for a device that is not there,
-    or is broken.
+    """Choose devices, with a worker for each. `wanted`: as in `--devices`; "" or auto: the run's `train.device`. If
+    that is auto, too, measurements decide. `threads` 0: all cores. Raises DeviceError for a missing or broken device.
     """
     named = "" if wanted == AUTO else wanted
     device = named or (config.train.device if config is not None else AUTO)

@@ -2,9 +2,8 @@
 
 Invariants
 * A worker that waits has left the crew in order: its units go to others at once, and it joins again afterwards.
-* It turns slowly: a machine that is used must be quiet for `QUIET_SECONDS` before work goes on.
-* What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) stops no
-  work.
+* A machine that was used must be quiet for `QUIET_SECONDS` before work goes on.
+* What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) stops no work.
 """
 
 import logging
@@ -25,11 +24,12 @@ from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 
 BUSY_PART, QUIET_PART = 0.3, 0.15
-"""Parts of the processor or of a GPU that other programs use."""
+"""Parts of the processor or of a GPU that other programs use: more than the first stops the work, and it waits until
+they use no more than the second."""
 QUIET_SECONDS = 30.0
 POLL_SECONDS = 2.0
 NOT_BUSY = ("idle", "iowait", "guest", "nice")
-"""Processor times that do not count: user time has that of guests already, and nice programs yield."""
+"""Processor times that do not count as use: user time includes guests already, and nice programs yield."""
 LOW_PRIORITY = 10
 """The value of `nice`: programs of usual priority get nine times as much of a core."""
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerRules:
-    """What a machine's owner asks of the work on it."""
+    """Conditions of a machine's owner for work on it."""
 
     while_idle: bool = False
     on_power: bool = False
@@ -46,12 +46,12 @@ class OwnerRules:
 
 
 class IdlePolicy:
-    """Decides for one worker process. `root`: its process, which is no other program, nor are its children."""
+    """The policy of one worker process. `root`: its process; that and its children do not count as other programs."""
 
     def __init__(self, rules: OwnerRules, *, home: Home, root: int | None = None, gpus: Gpus | None = None) -> None:
         self.rules, self._home = rules, home
         self._root = root or os.getpid()
-        self._last: tuple[float, float, float] | None = None  # when, seconds of all, of ours
+        self._last: tuple[float, float, float] | None = None  # time, busy seconds of all programs, and of ours
         self._used_at = float("-inf")  # a machine is quiet until it was seen to be used
         self._gpus = gpus or Gpus()
 
@@ -60,7 +60,7 @@ class IdlePolicy:
         self._gpus.close()
 
     def wait_until_idle(self, *, unless: threading.Event | None = None) -> float:
-        """Log once why work waits; return the seconds that it took. With `unless` set it ends at once."""
+        """Wait until work may begin, and log why it waits. Return the seconds waited. Ends when `unless` is set."""
         logged, began = "", time.monotonic()
         while (reason := self.why_wait(working=False)) is not None:
             if unless is not None and unless.is_set():
@@ -91,8 +91,8 @@ class IdlePolicy:
         return used > BUSY_PART if working else now - self._used_at < QUIET_SECONDS
 
     def _gpu_others(self, *, working: bool) -> float | None:
-        """Part of the GPU that other programs use most. While this one works it counts only what is known to be
-        theirs; before that, all that the GPU does, unless it may be work of ours in another process.
+        """Part of a GPU that other programs use, of the GPU that they use most. While this process works, only use that
+        is known to be theirs counts; before that all use, unless it may be ours in another process.
         """
         cards = self._gpus.rows()
         if not cards:
@@ -102,17 +102,17 @@ class IdlePolicy:
 
     @cached_property
     def _told_apart(self) -> bool:
-        return not read_facts().container  # where processes have their host's numbers
+        return not read_facts().container  # in a container processes have other numbers than on their host
 
     def _own(self) -> list[psutil.Process]:
-        """The root and what it has started."""
+        """The root process and its descendants."""
         with suppress(psutil.Error):
             root = psutil.Process(self._root)
             return [root, *root.children(recursive=True)]
         return [psutil.Process()]
 
     def _others(self) -> float | None:
-        """Part of all cores since the last poll."""
+        """Part of all cores that other programs used since the last poll; None if it is not known."""
         try:
             times, now = psutil.cpu_times(), time.monotonic()
             idle = sum(getattr(times, name, 0.0) for name in NOT_BUSY)
@@ -126,7 +126,7 @@ class IdlePolicy:
         return min(1.0, max(0.0, others / (now - last[0]) / (psutil.cpu_count() or 1)))
 
     def _own_seconds(self) -> float:
-        """Beside what is counted as nice: Ray's workers are."""
+        """Processor seconds of our own processes, without user time of nice ones (Ray's workers), as in NOT_BUSY."""
         seconds = 0.0
         for process in self._own():
             with suppress(psutil.Error):
@@ -137,7 +137,7 @@ class IdlePolicy:
 
 
 def set_priority(rules: OwnerRules) -> None:
-    """For the rest of this process, and for those that it starts."""
+    """Set the priority of this process, and of those that it starts from now on."""
     if not rules.low_priority:
         return
     if os.name == "posix":

@@ -1,15 +1,15 @@
-"""An island: the ranks that torchrun has started train one run as one worker, each on a device of its own.
+"""An island: ranks that torchrun has started and that are one worker together, each on a device of its own.
 
-Rank 0 keeps the run directory and coordinates, as it would alone, or has the connection to a crew, and fetches what its
-run needs; the others bring their device and the data, write nothing and get the weights from rank 0.
+Rank 0 either keeps the run directory and coordinates, as a single process does, or it joins a crew and fetches what the
+run needs. The other ranks bring their device and the data. They write nothing and get the weights from rank 0.
 
 Invariants
-* The settings are those of rank 0, whatever the others' run files say, but for where things lie and what computes.
-* Rank 0 says in torch's own store what is trained, and where; then each rank what must be alike (system, data,
-  program), or why it cannot take part. A rank that does not fit is named before any tensor moves, and not waited for.
-* When one is gone all others end, torchrun starts them again (`--max-restarts`), and the run goes on from its newest
-  checkpoint. A break of the connection to a crew ends a session at all ranks, and the next one begins with what they
-  have loaded.
+* All ranks have the settings of rank 0's run file. Only paths, device and threads are each rank's own.
+* In torch's own store rank 0 writes what is trained, and where. Then each rank writes the facts that must be equal
+  (system, data, program), or why it cannot take part. A rank that differs is named before any tensor moves, and the
+  others do not wait for it.
+* When a rank dies, all others end. torchrun starts them again (`--max-restarts`), and the run goes on from its newest
+  checkpoint. When the connection to a crew breaks, only the session ends: all ranks keep their model and data.
 """
 
 import dataclasses
@@ -49,18 +49,18 @@ from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import Equipment, RunContext
 
 PATIENCE = timedelta(minutes=10)
-"""Ranks wait for each other so long: people start torchrun on one machine after the other, and rank 0 evaluates. One
-whose process ends is missed at once, by Gloo or NCCL."""
+"""Time for which ranks wait for each other: people start torchrun on one machine after the other, and rank 0 evaluates.
+If the process of a rank ends, Gloo or NCCL notices at once."""
 SHOWN_DIGITS = 12
 RUN, ALIKE = "run", "alike"
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
-"""Given what asks this rank to stop, a context in which it works."""
+"""Takes a function that asks this rank to stop; returns a context in which the rank works."""
 
 
 class Island:
-    """A rank's view of all of them. `device`: its own; `cores`: its part of this machine's."""
+    """A rank's view of the island. `device`: the rank's own. `cores`: the rank's part of this machine's cores."""
 
     def __init__(self, place: Place, store: Store) -> None:
         self.place = place
@@ -82,17 +82,17 @@ class Island:
         )
 
     def start(self, config: Config, folder: Path = Path()) -> None:
-        """Rank 0: tell the others what is trained, and the folder that its paths are relative to."""
+        """At rank 0: send the others the settings of the run, and the folder to which its paths are relative."""
         self._store.set(RUN, json.dumps({"config": dump(config), "folder": str(folder)}))
 
     def run(self) -> tuple[Config, Path]:
-        """What rank 0 has told. Raises EnvironmentProblem."""
+        """The settings and the folder that rank 0 has sent. Raises EnvironmentProblem."""
         (said,) = self._read([RUN])
         return load_dumped(json.dumps(said["config"])), Path(said["folder"])
 
     def take_device(self, requested: str) -> None:
-        """The card with this rank's number on its machine, unless a certain one, or none, is asked for. Raises
-        DeviceError."""
+        """Choose this rank's device: the card with its local rank, unless `requested` is a certain card or no card.
+        Raises DeviceError."""
         if requested in ("auto", "cuda") and torch.cuda.is_available():
             torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -100,17 +100,17 @@ class Island:
             self.device = choose_device(requested)
 
     def equip(self, config: Config, folder: Path, *, threads: int = 0, speed: float = 1.0) -> Equipment:
-        """At every rank the same, on its own device, in one group. `threads` 0: its part of the machine's cores. Raises
-        as `form`."""
+        """Load model and data on this rank's device and form the group; called at every rank. `threads` 0: `cores`.
+        Raises as `form`."""
         self.take_device(config.train.device)
         made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
         self.form(config, made.task, made.model, parameters=made.parameters[0])
         return made
 
     def form(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
-        """Open the process group of ranks that train the same with the same program. `parameters`: of a version.
+        """Open the process group, if all ranks have the same data and program. `parameters`: layout of a version.
 
-        Raises ConfigError, at every rank, which names the one that differs; EnvironmentProblem.
+        Raises EnvironmentProblem, and at every rank a ConfigError that names the rank which differs.
         """
         if config.sync.kind != "exact":
             raise ConfigError(
@@ -127,7 +127,7 @@ class Island:
         self.open_group(mine)
 
     def open_group(self, facts: Facts, *, backend: str = "auto") -> None:
-        """Open the group of ranks that agree on `facts`, after `take_device`. Raises as `form`, or for that backend."""
+        """Open the process group, if all ranks have the same `facts`. Call `take_device` first. Raises as `form`."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
         self._say({"facts": {"system": platform.system(), **facts}, "card": card})
@@ -149,7 +149,7 @@ class Island:
         final_stop: Callable[[], Stop | None] = lambda: None,
         asked_to_stop: Callable[[], None] = lambda: None,
     ) -> IslandLink:
-        """This rank's, once the group is formed: for one session."""
+        """This rank's link for one session. The group must be formed."""
         return IslandLink(
             inner=inner,
             final_stop=final_stop,
@@ -159,13 +159,13 @@ class Island:
         )
 
     def end(self, outcome: Facts | None = None) -> Facts:
-        """The outcome that rank 0 gives, once all have ended: the store goes with rank 0, or with its torchrun."""
+        """Wait until all ranks have ended, as the store ends with rank 0 or its torchrun; return rank 0's outcome."""
         said: Facts = json.loads(shared(json.dumps(outcome or {}).encode() if self.place.leads else None))
         dist.all_reduce(torch.zeros(1))
         return said
 
     def cannot(self, error: BaseException) -> None:
-        """Say why this rank cannot take part, to those who wait for it. The store may have gone."""
+        """Write why this rank cannot take part, for the ranks that wait for it. The store may have gone."""
         reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):
             self._say({"error": reason})
@@ -174,7 +174,7 @@ class Island:
         self._store.set(f"{ALIKE}/{self.place.rank}", json.dumps(facts))
 
     def _read(self, keys: list[str]) -> list[Facts]:
-        """What ranks have said. Raises EnvironmentProblem if one cannot take part or does not come."""
+        """Read what ranks have written. Raises EnvironmentProblem if one cannot take part or does not come."""
         try:
             self._store.wait(keys, PATIENCE)
             found = [json.loads(self._store.get(key)) for key in keys]
@@ -193,7 +193,7 @@ class Island:
 
 @contextmanager
 def joined(place: Place) -> Iterator[Island]:
-    """Until this rank is done. Raises LinkError if rank 0 cannot be reached."""
+    """The island of this rank, until the end of the block. Raises LinkError if rank 0 cannot be reached."""
     try:
         store, *_ = next(rendezvous("env://", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
@@ -223,9 +223,9 @@ def joined(place: Place) -> Iterator[Island]:
 
 
 def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[[str], None]) -> Outcome:
-    """Rank 0: coordinate, and work with all others as one worker. Raises whatever made the run fail.
+    """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail.
 
-    `config`: as all ranks have it; that of the context has what followed from the text.
+    `config`: as all ranks have it. The one of the context also has settings that were decided from the text.
     """
     island.form(config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
@@ -253,10 +253,10 @@ def follow(
     threads: int = 0,
     stopping: Stopping = lambda _ask: nullcontext(),
 ) -> Facts:
-    """Any other rank: work until rank 0 says that the run has ended; how it did, as rank 0 has it.
+    """At any other rank: work until rank 0 says that the run has ended; return the outcome that rank 0 sends.
 
-    `own`: its run, and the folder that its paths are relative to; None: those of rank 0, on the same machine. Raises
-    EnvironmentProblem, ConfigError.
+    `own`: this rank's settings, and the folder to which their paths are relative; None: those of rank 0, on the same
+    machine. Raises EnvironmentProblem, ConfigError.
     """
     config, folder = island.run()
     if own is not None:
@@ -271,8 +271,8 @@ def follow(
 
 
 def choose_backend(cards: Sequence[str], *, asked: str = "auto") -> tuple[str, str]:
-    """What moves tensors, and why, by the card of each rank, which has an empty name where NCCL cannot be used. Raises
-    EnvironmentProblem."""
+    """Backend of the process group, and why. `cards`: the card of each rank, "" where NCCL cannot be used. Raises
+    EnvironmentProblem if the backend that was `asked` for cannot be used."""
     shared = next((card for card, count in Counter(cards).items() if card and count > 1), "")
     if not all(cards):
         found = "gloo", Message("not every rank has a CUDA device")

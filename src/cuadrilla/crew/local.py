@@ -24,10 +24,9 @@ def run_local(
     wrap_link: Callable[[Link], Link] = lambda link: link,
     cores: int = 0,
 ) -> Outcome:
-    """Train to the end, or to the stop that was asked for. Raises whatever made the run fail.
+    """Train to the end, or until it is asked to stop. Raises what made the run fail.
 
-    `wrap_link` puts another link around the worker's own. `cores` 0: all
-    that this process may use.
+    `wrap_link` puts another link around the worker's own. `cores` 0: all that this process may use.
     """
     coordination, before = context.coordination, torch.get_num_threads()
     set_threads(context.config, cores=cores or num_cores())

@@ -1,4 +1,4 @@
-"""This machine in a crew: whom it dials, with which token, what it has fetched, what its owner asks."""
+"""This machine in a crew: the address that it dials, its token, the run that it fetches, its owner's rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,11 +19,10 @@ from cuadrilla.runfile import read_run_config
 
 @dataclass(kw_only=True)
 class Node:
-    """Used by several threads. `identity`: else that in the crew's folder, where what it learns is kept, too.
+    """Used by several threads. `identity` None: the crew's folder has it, and keeps a new address or term, too.
 
-    `run`: its folder, where this is the coordinator's machine; else what is needed is fetched. `approved`: whoever
-    started this process may run any code here. `tell` hears what is fetched, `report` now and then how the work goes.
-    `idle_policy`: when to wait.
+    `run`: the run directory, on the coordinator's machine; None: the run is fetched. `approved`: any code may run here.
+    `tell` gets lines about what is fetched, `report` now and then a line about the work. `idle_policy`: when to wait.
     """
 
     home: Home
@@ -35,9 +34,9 @@ class Node:
     report: Callable[[str], None] | None = None
     idle_policy: IdlePolicy | None = None
     heard_at: float = 0.0
-    """When the coordinator last said something, in monotonic seconds."""
+    """When the coordinator last sent something, in monotonic seconds."""
     standbys: tuple[str, ...] = ()
-    """Where the run goes on if the coordinator is gone for good."""
+    """Addresses at which the run goes on if the coordinator is gone for good."""
 
     def __post_init__(self) -> None:
         self._identity = self.identity or load_node(self.crew.folder)
@@ -50,16 +49,16 @@ class Node:
             self.home.remember(self.crew)
 
     def connect(self, address: str, *, device: str = "") -> Connection:
-        """For a worker with this device."""
+        """A connection for a worker with this device."""
         return Connection(address, identity=self._identity, term=self._term, device=device)
 
     def found_run(self, connection: Connection) -> tuple[Config, Path]:
-        """Bring here what the run needs: its configuration, and the folder that its paths are relative to. Raises
-        LinkError unless the coordinator answers, and what `fetch` raises."""
+        """Fetch the run; return its configuration, and the folder to which its paths are relative. Raises LinkError
+        unless the coordinator answers, and as `fetch`."""
         description = connection.describe()
         if self.run is not None:
             return read_run_config(self.run), self.run.path
-        self.learn()  # it has answered; to fetch may end with the question whether its code may run
+        self.learn()  # the coordinator has answered; `fetch` may end with a request to approve code
         found = fetch(connection, description, home=self.home, report=self.tell, approved=self.approved)
         self.tell_working()
         return found

@@ -1,9 +1,9 @@
 """Ray as a launcher: the workers of a run are actors on the user's Ray cluster, and work over the crew link.
 
-The coordinator is the cluster's driver. Ray reserves what an actor uses, starts it again when its process dies, keeps
-its log; an actor is the program of `cuadrilla join`, and so are together the ranks of a Ray Train run. Machines outside
-the cluster join the same run with an invite. Who has Ray's token can run programs on the cluster already, so a run's
-code needs no approval there.
+The coordinator is the cluster's driver. Ray reserves an actor's resources, restarts it when its process dies and keeps
+its log. An actor runs the program of `cuadrilla join`; the ranks of a Ray Train run do so together, as one worker.
+Machines outside the cluster join the same run with an invite. On the cluster a run's code needs no approval, because
+anybody with Ray's token can run programs there already.
 
 Invariants
 * Nothing of the user's cluster is started or stopped here but our own actors, which end with the coordinator. Where
@@ -47,7 +47,7 @@ from cuadrilla.plan.devices import Use
 from cuadrilla.printable import one_line
 
 RESOURCE = "cuadrilla"
-"""A custom resource. Where a machine of the cluster has it, only those that have it work, one worker for each."""
+"""A custom resource of Ray. If machines of the cluster offer it, only these work, with one worker per unit of it."""
 MAX_RESTARTS = 5
 POLL_SECONDS, ANSWER_SECONDS = 1.0, 10.0
 
@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A worker's part of a machine: the `index`-th of Ray's node. `name`: of the worker in the crew. `reserves`: as
-    `ray.remote` takes it. `threads`: to compute with.
+    """The part of a machine that one worker uses: number `index` of Ray's node. `name`: the worker's in the crew.
+    `reserves`: arguments of `ray.remote`. `threads`: number of threads to compute with.
     """
 
     node: str
@@ -68,7 +68,7 @@ class Slot:
 
 
 def slots_of(nodes: Sequence[Mapping[str, Any]]) -> list[Slot]:
-    """The workers of a cluster, from what `ray.nodes()` says: on each machine one per card, else one per machine."""
+    """Slots of a cluster, from the rows of `ray.nodes()`: on each machine one per card, else one per machine."""
     alive = [node for node in nodes if node["Alive"]]
     offered = [node for node in alive if node["Resources"].get(RESOURCE)] or alive
     num_nodes = Counter(node["NodeManagerAddress"] for node in offered)
@@ -86,7 +86,7 @@ def slots_of(nodes: Sequence[Mapping[str, Any]]) -> list[Slot]:
 
 
 def _needs_of(resources: Mapping[str, float]) -> tuple[list[dict[str, Any]], int]:
-    """What each worker of a machine reserves, and its threads."""
+    """Resources that each worker of a machine reserves, and the threads of each worker."""
     cores, cards, offered = (int(resources.get(name, 0)) for name in ("CPU", "GPU", RESOURCE))
     if cards:
         needs: list[dict[str, Any]] = [{"num_gpus": 1, "num_cpus": 0}] * cards
@@ -99,15 +99,15 @@ def _needs_of(resources: Mapping[str, float]) -> tuple[list[dict[str, Any]], int
 
 @contextmanager
 def connected(address: str) -> Iterator[str]:
-    """This machine's address in the cluster at `address` (HOST:PORT, or as `ray.init` has it), whose driver this
-    process is. Raises LinkError."""
+    """Be the driver of the cluster at `address` (HOST:PORT, or as `ray.init` takes it) during the block, which gets
+    this machine's address in the cluster. Raises LinkError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"  # else a SIGTERM aborts this process
     to_files_only("ray")
     settings = {"log_to_driver": False, "logging_level": logging.INFO, "logging_format": FILE_FORMAT}
     before = signal.getsignal(signal.SIGTERM)
     try:
-        if address not in ("", "auto"):  # Ray itself takes minutes to say that nobody is there
+        if address not in ("", "auto"):  # Ray itself takes minutes to report that nothing listens there
             head = Address.parse(address)
             socket.create_connection((head.host, head.port), timeout=ANSWER_SECONDS).close()
         ray.init(address=address or None, include_dashboard=None if address else False, **settings)
@@ -117,7 +117,7 @@ def connected(address: str) -> Iterator[str]:
         raise LinkError("no Ray cluster at {address}: {reason}", address=where, reason=reason, hint=hint) from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray's handler does not save
+            signal.signal(signal.SIGTERM, before)  # Ray's handler saves no checkpoint
     log.info("Ray runs at %s", ray.get_runtime_context().gcs_address, extra=TALK)
     try:
         yield ray.util.get_node_ip_address()
@@ -126,15 +126,15 @@ def connected(address: str) -> Iterator[str]:
 
 
 class Launcher:
-    """Starts a worker in each slot of the cluster as long as the run lasts, on machines that come later, too.
+    """Starts a worker in each slot of the cluster while the run lasts, also on machines that join the cluster later.
 
-    `admit` lets a worker of this name into the crew. `address`: the coordinator's.
+    `admit(name)` lets a worker into the crew; returns its credential. `address`: the coordinator's.
     """
 
     def __init__(self, *, ranks: bool, address: str, admit: Callable[[str], Identity]) -> None:
         self._address, self._admit = address, admit
         self._working: dict[Slot, tuple[Any, Any]] = {}
-        """The actor, and the result of its work."""
+        """Actor of each slot, and Ray's reference to the result of its work."""
         self._ended: set[Slot] = set()
         self._failure: CuadrillaError | None = None
         self._closed = threading.Event()
@@ -143,14 +143,14 @@ class Launcher:
         self._thread.start()
 
     def failure(self) -> CuadrillaError | None:
-        """Why no worker is left, once; None as long as one works or may come."""
+        """Why no worker is left, returned once; None as long as one works or may come."""
         if self._working:
             return None
         found, self._failure = self._failure, None
         return found
 
     def close(self) -> None:
-        """End the actors; whoever works is given time to finish."""
+        """End the actors, after FINISH_SECONDS in which they may finish."""
         self._closed.set()
         self._thread.join(FINISH_SECONDS)
         results = [result for _, result in self._working.values()]
@@ -160,14 +160,14 @@ class Launcher:
             ray.kill(actor)
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Apart from the coordinator: a call to a head that has gone takes a minute."""
+        """Body of a thread of its own: a call to a cluster head that has gone takes a minute."""
         try:
             work()
         except (ray.exceptions.RayError, RuntimeError, OSError) as error:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """`error`: a worker's, as Ray hands it on, or Ray's own."""
+        """Note `error`: a worker's, as Ray passes it on, or Ray's own."""
         cause = getattr(error, "cause", error)
         if not isinstance(cause, CuadrillaError):
             hint = "see the logs of the Ray cluster; the same command continues"
@@ -198,11 +198,11 @@ class Launcher:
         log.info("Ray starts %s", slot.name, extra=TALK)
 
     def _work_of(self, slot: Slot) -> dict[str, Any]:
-        """The arguments of a worker."""
+        """Arguments of the slot's worker, with its credential."""
         return {"address": self._address, "identity": self._admit(slot.name), "threads": slot.threads}
 
     def _run_ranks(self) -> None:
-        """All slots as the ranks of one Ray Train run, which are one worker of the crew. Ray restarts them together."""
+        """Run all slots as ranks of one Ray Train run, which is one worker of the crew. Ray restarts them together."""
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -227,16 +227,16 @@ class Launcher:
 
 
 class RayWorker:
-    """An actor. When its process dies Ray starts another one, which does the same work anew."""
+    """An actor. When its process dies, Ray starts another one and calls `work` there again."""
 
     def work(self, name: str, *, address: str, identity: Identity, threads: int) -> None:
-        """Until the run of the coordinator at `address` ends. Raises CuadrillaError."""
+        """Work until the run of the coordinator at `address` ends. Raises CuadrillaError."""
         set_up_logging(None)  # stderr, which Ray keeps
         run_worker(_node(name, address, identity), Use(name="", device="", threads=threads))
 
 
 def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> None:
-    """A rank of a Ray Train run: all are one worker of the crew. Raises CuadrillaError."""
+    """Work as a rank of a Ray Train run, whose ranks are one worker of the crew. Raises CuadrillaError."""
     set_up_logging(None)
     place, node, use = find_place(), _node(name, address, identity), Use(name="", device="", threads=threads)
     if place is None:
@@ -251,7 +251,7 @@ def train_rank(name: str, *, address: str, identity: Identity, threads: int) -> 
 
 
 def _meet_anew() -> None:
-    """Ray Train has formed a group, and an island forms its own: rank 0 tells the others where."""
+    """Leave Ray Train's process group, since an island forms its own. Rank 0 sends the others a port for that."""
     with socket.create_server(("", 0)) as listener:
         port = torch.tensor([listener.getsockname()[1]])
     dist.broadcast(port, 0)

@@ -1,4 +1,4 @@
-"""A thread beside a worker's work, which it never holds up: how its machine is, and whether its owner wants it back."""
+"""A thread that reports on a worker's machine, and asks its idle policy. The worker's own work never waits for it."""
 
 import logging
 import platform
@@ -23,11 +23,11 @@ from cuadrilla.version import __version__
 
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
 END_SECONDS = 1.0
-"""The thread may measure the round trip of a connection that is dead: it ends with that."""
+"""Wait for the thread's end. It may be measuring the round trip of a dead connection, and ends after that."""
 
 
 class LinesKept(logging.Handler):
-    """Keeps what this process logs while the block runs: warnings and what a person should see, a few lines."""
+    """Keeps the newest lines that this process logs during the block: warnings, and lines meant for a person."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.INFO)
@@ -50,7 +50,7 @@ class LinesKept(logging.Handler):
         self._lines.append(SaidLine(level="error" if level == "critical" else level, text=text))
 
     def take(self) -> tuple[tuple[SaidLine, ...], int]:
-        """The newest ones since the last call, and how many more there were."""
+        """The newest lines since the last call, and how many older ones were dropped."""
         assert self.lock is not None
         with self.lock:
             lines, dropped = tuple(self._lines), self._dropped
@@ -72,17 +72,16 @@ def reporting(
     leave: Callable[[str], None] = lambda _reason: None,
     every_seconds: float = REPORT_SECONDS,
 ) -> Iterator[None]:
-    """While the block runs, `send` gets a report now and then. `link`: whose phases to tell; `folder`: whose disk.
-    `leave` is called once when the `policy` asks for it.
+    """While the block runs, `send` gets a report now and then: on the phases of `link`, the disk of `folder`, the time
+    that `round_trip` measures. `leave` is called once, when `policy` wants the machine back.
 
-    `round_trip` measures it. A link that has broken ends the reports of its session; the first one comes soon, so that
-    who watches sees a machine that has joined.
+    The first report comes soon, so that monitors show a machine that has joined. A broken link ends the reports.
     """
     ended, sampler = threading.Event(), Sampler(folder=folder)
 
     def work() -> None:
         with suppress(LinkError):
-            sampler.sample()  # rates are since the last sample
+            sampler.sample()  # the first sample has no rates: they count from the sample before
             wait, first_facts, asked = min(FIRST_SECONDS, every_seconds), facts, policy
             while not ended.wait(wait):
                 if asked is not None and (reason := asked.why_wait(working=True)) is not None:
@@ -100,14 +99,14 @@ def reporting(
         yield
     finally:
         ended.set()
-        sampler.close()  # a driver that hangs is not waited for
+        sampler.close()  # does not wait for a driver that hangs
         if policy is not None:
             policy.close()
         thread.join(END_SECONDS)
 
 
 def machine_facts(device: torch.device | None = None) -> dict[str, str]:
-    """What this machine is, for a person. `device`: with which it computes."""
+    """What this machine is, for a person. `device`: the one that it computes with."""
     machine = read_facts()
     found = {
         "processor": machine.processor or machine.machine,

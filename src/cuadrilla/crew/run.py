@@ -33,10 +33,10 @@ RequestStop = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Audience:
-    """Who hears of a training, and may end it.
+    """Callbacks of a training's caller.
 
-    `tell`: a line of talk. `sinks`: more of them, once it is known what is trained. `stopping`: given the function that
-    has the training save and stop, a context in which it goes on. `verbose`: the log has everything.
+    `tell` gets a line for a person. `sinks(context)` returns more sinks. `stopping` takes a function that has the
+    training save and stop; it returns a context in which the training runs. `verbose`: the log has everything.
     """
 
     tell: Callable[[str], None] = lambda _text: None
@@ -54,10 +54,10 @@ def train_run(
     opening: "Opening | None" = None,
     audience: Audience | None = None,
 ) -> "Outcome":
-    """Train to the end, to step `stop_at`, or until it is asked to stop; a run that was begun goes on.
+    """Train to the end, to step `stop_at`, or until it is asked to stop. A run that has begun is resumed.
 
-    `opening`: of a crew that is not practice. Under torchrun all ranks call this and train it together; `folder` is
-    rank 0's alone to write. Raises CuadrillaError, or what a user's task raised.
+    `opening`: how to open a crew that is not practice. Under torchrun all ranks call this and train the run together;
+    only rank 0 writes to `folder`. Raises CuadrillaError, or what a user's task raised.
     """
     audience = audience or Audience()
     engine = resolved.config.engine
@@ -109,7 +109,7 @@ def train_run(
 
 
 def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":
-    """The island, where torchrun has started several."""
+    """The island of all ranks, if torchrun has started several; else None."""
     if place is None:
         return nullcontext()
     from cuadrilla.crew.island import joined
@@ -128,7 +128,7 @@ def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) ->
 
 
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:
-    """What is trained, and on what. What was decided for the run is for the log, and for `train --show-config`."""
+    """Say what is trained, and with what. Settings that were decided for the run go to the log."""
     config, counted = context.config, context.task.defaults.counted
     tell(
         Message(

@@ -14,7 +14,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handling(handlers: Mapping[int, Handler | signal.Handlers]) -> Iterator[None]:
-    """While the block runs, in the main thread."""
+    """Handle these signals while the block runs. For the main thread."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -25,8 +25,8 @@ def handling(handlers: Mapping[int, Handler | signal.Handlers]) -> Iterator[None
 
 @contextmanager
 def stop_on_signals(request_stop: Callable[[str], object], *, answer: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: `request_stop`, which is told the reason; twice: leave at once. What runs in a terminal
-    that is closed (SIGHUP) goes on. `answer` is called in the signal's handler.
+    """At the first Ctrl-C or SIGTERM call `request_stop` with the reason, and then `answer`, both in the handler. At
+    the second end the process at once. A closed terminal (SIGHUP) stops nothing.
     """
     received: list[int] = []
 

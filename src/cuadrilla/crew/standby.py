@@ -1,15 +1,15 @@
-"""A standby: another machine that could go on with the crew when the coordinator's machine is gone for good.
+"""A standby: another machine that can go on with the crew when the coordinator's machine is gone for good.
 
 `follow` copies what makes a machine the coordinator: the crew's keys, the run's data or code, the newest checkpoint and
 the journal as it grows. `promote` turns the copy into a crew and a run of this machine, which `cuadrilla up` resumes.
-Nothing is promoted by itself: from here a coordinator that is dead and one that is cut off look the same, and two that
-both go on would train two models.
+No standby promotes itself: from here a dead coordinator and one that is cut off look the same, and if both machines
+went on, they would train two models.
 
 Invariants
 * Each file is 0600 from its first byte on.
 * A checkpoint exists here once it is verified; the one before stays until then.
-* A coordinator that was started anew may write another journal of the same name: on a new connection segments come
-  from their beginning, beside the old copies, which they replace when they are whole.
+* A restarted coordinator may write another journal under the same name. So on a new connection each segment is copied
+  from its beginning, beside the old copy, and replaces that when it is complete.
 """
 
 import os
@@ -56,19 +56,19 @@ class Copy:
         self._folder, self._arriving = folder, folder / "arriving"
         self._report = report
         self._segments: set[str] = set()
-        """Segments of the journal that have arrived."""
+        """Journal segments that are complete for now; later bytes of them are appended."""
         shutil.rmtree(self._arriving, ignore_errors=True)
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)
 
     @property
     def manifest(self) -> bytes:
-        """That of the newest checkpoint; empty if there is none."""
+        """Manifest of the newest copied checkpoint; empty if there is none."""
         newest = list_checkpoints(self.run.checkpoints)[-1:]
         return (newest[0] / MANIFEST).read_bytes() if newest else b""
 
     def take(self, path: str, data: bytes, num_bytes: int) -> None:
-        """The next bytes of a file, which is whole for now at `num_bytes`. Raises LinkError, CheckpointError."""
+        """Append `data` to a file, which is complete for now at `num_bytes`. Raises LinkError, CheckpointError."""
         if not COPIED_FILE.fullmatch(path):
             hint = "install the same version of cuadrilla on both machines"
             raise LinkError("the coordinator offers files that no run has: {files}", files=repr(path[:100]), hint=hint)
@@ -88,7 +88,7 @@ class Copy:
             self._segments |= {path} - {"standby.json"}
 
     def _keep_checkpoint(self, arrived: Path) -> None:
-        """All its files are here. Those of its version and later ones are of another run, or of what was undone."""
+        """Keep a complete checkpoint. Copies of its version or later ones go: they are another run's or were undone."""
         verify_checkpoint(arrived)
         folder = self.run.checkpoints
         for undone in list_checkpoints(folder):
@@ -105,7 +105,7 @@ class Copy:
         self._report(Message(template, step=version_of(arrived)))
 
     def fetch_run(self, connection: Connection, home: Home) -> None:
-        """Its settings, and its data or code into this machine's cache. Raises as `fetch` does."""
+        """Fetch the run's settings, and its data or code into this machine's cache. Raises as `fetch`."""
         config, folder = fetch(connection, connection.describe(), home=home, report=self._report)
         if (teachers := folder / self.run.teachers.name).is_dir():
             with storage_errors(self.run.teachers):
@@ -137,7 +137,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
             except Refused:
                 raise
             except (LinkError, CheckpointError) as error:
-                if error.message != reported:  # once, for as long as a machine is off
+                if error.message != reported:  # one report for as long as a machine is off
                     trying = "{reason}; trying again. If that machine is gone for good: cuadrilla promote"
                     report(Message(trying, reason=error.message))
                     reported = error.message
@@ -156,7 +156,7 @@ def _check_free(home: Home, crew: Joined) -> None:
 
 
 def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
-    """Raises LinkError when the coordinator answers within this time: its parent may be starting it again."""
+    """Raises LinkError if the coordinator answers within this time, in which its parent may restart it."""
     asking = "asking    {address} for {seconds:.0f} s whether it is still running"
     report(Message(asking, address=crew.address, seconds=seconds))
     until, identity = time.monotonic() + seconds, load_node(crew.folder)
@@ -172,7 +172,7 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
 
 
 def promote(home: Home, crew: Joined) -> int:
-    """Make the crew this machine's own; the version from which its run goes on. No standby follows meanwhile.
+    """Make the crew this machine's own; return the version from which its run goes on. `follow` must not run meanwhile.
 
     Raises CheckpointError when there is nothing to go on from, and ConfigError.
     """
@@ -187,7 +187,7 @@ def promote(home: Home, crew: Joined) -> int:
 
 
 def newest_version(run: RunDir) -> int:
-    """What checkpoints and journal of a run come to. Raises CheckpointError."""
+    """The version to which a run's checkpoints and journal lead. Raises CheckpointError."""
     checkpoint = find_newest(run.checkpoints)
     if checkpoint is None:
         hint = "there is nothing to continue from: recover the old machine's disk"

@@ -1,13 +1,13 @@
 """The coordinator's parent: a small process without torch that starts the coordinator again when it is killed.
 
-The same command resumes, from checkpoint and journal.
+The new process resumes from checkpoint and journal.
 
 Invariants
 * The child is a process group of its own, and what the parent receives is forwarded: Ctrl-C in a terminal, `kill` and
-  a signal to the whole group each reach the child exactly once. (Both in one group: Ctrl-C would be seen twice, and
-  twice means leave at once.)
-* Who asked for an end gets it: after SIGINT or SIGTERM nothing is started again; nor after the SIGHUP of a closed
-  terminal, where the child serves a port. A second SIGINT or SIGTERM kills the child, even a frozen one.
+  a signal to the whole group each reach the child exactly once. (With both in one group the child would get Ctrl-C
+  twice, and twice means leave at once.)
+* After SIGINT or SIGTERM nothing is started again; nor after the SIGHUP of a closed terminal, if the child serves a
+  port. A second SIGINT or SIGTERM kills the child, even a frozen one.
 """
 
 import signal
@@ -30,20 +30,20 @@ COORDINATOR = "coordinator"
 def supervise(
     arguments: Sequence[str], run: RunDir, *, report: Callable[[str], None], ends_with_terminal: bool = False
 ) -> int:
-    """Run `cuadrilla ARGUMENTS`, which trains `run`, until it ends by itself; its exit code.
+    """Run `cuadrilla ARGUMENTS`, which trains `run`, until it ends by itself; return its exit code.
 
-    `report` hears of each new start. `ends_with_terminal`: a closed terminal ends it, but for one under `nohup`. Raises
+    `report` gets each restart. `ends_with_terminal`: a closed terminal ends it, unless it runs under `nohup`. Raises
     EnvironmentProblem when it dies again and again.
     """
     asked, pending, code = list[int](), deque[int](), 0
     deaths = Deaths(lambda: run.metrics.stat().st_size if run.metrics.exists() else 0)  # it grows with every commit
 
     def hear(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and asked:  # kernel and shell both say so: twice is no haste
+        if number == signal.SIGHUP and asked:  # kernel and shell both send it: a second one means no haste
             return
         asked.append(number)
         first = signal.SIGTERM if number == signal.SIGHUP else number
-        pending.append(first if len(asked) == 1 else signal.SIGKILL)  # a stopped process gets no other
+        pending.append(first if len(asked) == 1 else signal.SIGKILL)  # the only one that reaches a frozen process
 
     def again(killer: int) -> bool:
         if asked or killer in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

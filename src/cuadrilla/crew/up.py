@@ -1,8 +1,8 @@
 """The crew engine: this process coordinates; workers are processes that dial in, here or on other machines.
 
-Worker processes of this machine are children that get their own keys, in a private temporary folder, and end when
-this process ends: their standard input is a pipe from here. A child that dies is reported by its connection at once;
-the others go on. Without any worker the coordinator waits, unless all the workers it could have were its children.
+This machine's workers are child processes. They get tokens of their own in a private temporary folder, and end with
+this process: their standard input is a pipe from here. A child's death is noticed at once by its connection, and the
+others go on. Without any worker the coordinator waits; but where no other machine can join, the run fails.
 """
 
 import logging
@@ -38,15 +38,15 @@ from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext
 
 Failure = Callable[[], CuadrillaError | None]
-"""Why no worker is left that this process has started."""
+"""Returns why none of the workers that this process started is left; None while there is one."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """Whose crew it is. `home` holds the keys of this machine's crew; without one it is practice, and the keys last as
-    long as the run. `opened` is called once workers can dial in. `standbys`: nodes that may copy keys and run.
+    """How to open a crew. `home` holds the keys of this machine's crew; without it the keys last as long as the run, as
+    in practice. `opened` is called once workers can dial in. `standbys`: nodes that may copy the keys and the run.
     """
 
     home: Home | None = None
@@ -55,7 +55,7 @@ class Opening:
 
 
 def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
-    """Train with a crew to the end, or to the stop that was asked for. Raises whatever made the run fail."""
+    """Train with a crew to the end, or until it is asked to stop. Raises what made the run fail."""
     engine = context.config.engine
     assert isinstance(engine, CrewEngine)
     send = partial(context.coordination.deliver, COORDINATOR)
@@ -102,7 +102,7 @@ def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
 
 
 def _failure(children: Children, *, waits: bool) -> CuadrillaError | None:
-    """Once. `waits`: others may come where there was none."""
+    """The error of the children if none is alive. If others may join (`waits`), it is returned only once."""
     ended = children.poll()
     return children.failure() if not children.alive and (ended or not waits) else None
 
@@ -116,7 +116,7 @@ def _died(context: RunContext, name: str, reason: Message) -> None:
 def _open_crew(
     context: RunContext, run: RunDir, *, opening: Opening, private: Path, listen: Address
 ) -> Iterator[CrewServer]:
-    """Until the end of the block. Raises LinkError."""
+    """The port of the crew, open until the end of the block. Raises LinkError."""
     home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
     folder = home.crew if home else private / "crew"
     server = CrewServer(
@@ -129,7 +129,7 @@ def _open_crew(
         contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],
     )
     try:
-        context.coordination.open(server.send)  # before anybody can come in
+        context.coordination.open(server.send)  # before a worker can connect
         server.open(listen)
         yield server
     finally:
@@ -137,7 +137,7 @@ def _open_crew(
 
 
 def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewServer, *, private: Path) -> None:
-    """Start own workers, one for each device that works; in practice one for each speed. Raises DeviceError."""
+    """Start this machine's workers: one for each usable device, in practice one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
     if crew.home is not None and engine.workers == [1.0]:

@@ -1,8 +1,8 @@
-"""A worker, the program of `cuadrilla join`: connect, learn what is trained, train until the coordinator says stop.
+"""A worker, the program of `cuadrilla join`: it connects, fetches the run and trains until the coordinator says stop.
 
-It dials out, listens on nothing and keeps nothing that cannot be replaced. When the connection breaks it tries again,
-with growing pauses, and joins anew; its model and its data stay loaded. It dials the coordinator and the standbys that
-the coordinator has told of in turn: one of them may have been promoted.
+It dials out, listens on nothing and keeps nothing that cannot be replaced. When the connection breaks, it tries again
+with growing pauses and joins anew; its model and its data stay loaded. After a while it also dials the standbys that
+the coordinator has named, because one of them may have been promoted.
 """
 
 import json
@@ -40,7 +40,7 @@ T = TypeVar("T")
 GIVE_UP_SECONDS = 600.0
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
 LOYAL_SECONDS = 15.0
-"""A coordinator that was killed is back by then; only later the standbys are dialled, too."""
+"""Only after this time the standbys are dialled, too: a coordinator that was killed has been restarted by then."""
 POLL_SECONDS = 0.5
 NO_SHAPE = Shape()
 
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island | None" = None) -> str:
-    """Work with one device until the run ends; why it ended. `island`: of processes that act as this worker, of which
-    this one has the connection. Raises LinkError when the coordinator refuses this node or stays away."""
+    """Work with one device until the run ends; return why it ended. `island`: the ranks that are this worker together;
+    this process is rank 0. Raises LinkError when the coordinator refuses this node or stays away."""
     with LinesKept() as lines:
         try:
             worker = _Worker(node, use, shape=shape, lines=lines, island=island)
@@ -65,10 +65,10 @@ def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island
 def serve_sessions(
     serve: Callable[[Connection], Stop | None], node: Node, *, device: str = "", leaving: threading.Event | None = None
 ) -> str:
-    """One session after another, until the coordinator wants no more, or `leaving` is set; why it ended.
+    """Hold one session after another, until the coordinator ends the work or `leaving` is set; return why it ended.
 
-    `serve`: one session, from Hello to Stop; None where it left by itself. Raises LinkError, Refused where this node is
-    not wanted any more, and what `serve` raises.
+    `serve` holds a session and returns the Stop that ended it; None if this machine left by itself. Raises Refused if
+    this node is not wanted any more, LinkError, and what `serve` raises.
     """
     patience = Patience(node)
     while True:
@@ -97,8 +97,8 @@ def serve_sessions(
 def in_session(
     connection: Connection, node: Node, *, parameters: Sequence[Layout], work: Callable[[GrpcLink], Stop]
 ) -> Stop | None:
-    """What `work` returns, or the Stop that came before a break; None where this machine left by itself. Raises
-    LinkError when the session breaks."""
+    """Call `work` in a new session. Return its Stop, or the one that came before the session broke; None if this
+    machine left by itself. Raises LinkError if the session breaks without a Stop."""
     session = connection.session(parameters=parameters)
     try:
         stop = work(session)
@@ -116,7 +116,7 @@ def in_session(
 
 
 def once(node: Node, ask: Callable[[Connection], T]) -> T:
-    """What `ask` says, as soon as the coordinator answers. Raises LinkError, and what `ask` raises."""
+    """Call `ask` as soon as the coordinator answers; return its result. Raises LinkError, and what `ask` raises."""
     found: list[T] = []
 
     def serve(connection: Connection) -> Stop:
@@ -128,7 +128,7 @@ def once(node: Node, ask: Callable[[Connection], T]) -> T:
 
 
 class Patience:
-    """How long to go on asking a coordinator that does not answer, and where."""
+    """How long to keep dialling a coordinator that does not answer, and at which address."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -136,18 +136,18 @@ class Patience:
         self.begin_anew()
 
     def begin_anew(self, stop: Stop | None = None) -> None:
-        """A session has been, which ended so."""
+        """Start counting anew, after a session that ended with `stop`."""
         if stop is not None:
             log.warning("%s: joining again", stop.reason)
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
 
     def wait(self, error: LinkError) -> None:
-        """Before the next try, which may be at another address. Raises the error when that is enough."""
+        """Sleep before the next try, and choose its address. Raises `error` after GIVE_UP_SECONDS without an answer."""
         if self._node.heard_at > self.reached:
             self.reached, self._pause = self._node.heard_at, FIRST_PAUSE_SECONDS
         if time.monotonic() - self.reached > GIVE_UP_SECONDS:
             raise error
-        first = self._pause == FIRST_PAUSE_SECONDS  # said once, for as long as the coordinator is off
+        first = self._pause == FIRST_PAUSE_SECONDS  # one warning for as long as the coordinator is off
         log.log(logging.WARNING if first else logging.DEBUG, "%s; trying again until it answers", error.message)
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
@@ -158,7 +158,7 @@ class Patience:
 
 
 class _Worker:
-    """One that trains; what it computes with is loaded once and kept over sessions."""
+    """A worker that trains. Its model and data are loaded once and kept over sessions."""
 
     def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, island: "Island | None") -> None:
         self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
@@ -205,16 +205,16 @@ class _Worker:
 
 
 def work_on_all(node: Node, choice: DeviceChoice) -> str:
-    """Work with these devices of this machine until the run ends; why it ended. Raises as `run_worker`."""
+    """Work with these devices of this machine until the run ends; return why it ended. Raises as `run_worker`."""
     for note in choice.notes:
         node.tell(note)
     return _work_apart(node, choice.uses) if len(choice.uses) > 1 else run_worker(node, choice.uses[0])
 
 
 def _work_apart(node: Node, uses: Sequence[Use]) -> str:
-    """A process for each device, with the machine's token; each names its device in its calls (`link/base.py`). One
-    that is killed is started again, the others go on meanwhile. Raises the error of the last if none ended in order."""
-    once(node, node.found_run)  # what they need is here then
+    """Start a process for each device, with the machine's token; each names its device in its calls (`link/base.py`).
+    One that is killed is restarted while the others go on. Raises the error of the last if none ended in order."""
+    once(node, node.found_run)  # fetches once what all of them need
     log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
     assert node.idle_policy is not None
     children = Children(died=lambda name, reason: log.warning("%s died: %s", name, reason))
@@ -237,6 +237,6 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
 
 
 def worker_command(name: str, use: Use, *, crew: Path, **more: Any) -> list[str]:
-    """How a worker process is started (`cli/crew.py`, work); `crew`: the folder with its token, no argument."""
+    """Command that starts a worker process (`cli/crew.py`, work). `crew`: folder with its token, never an argument."""
     settings = {"crew": str(crew), "device": use.device, "threads": use.threads, **more}
     return cuadrilla_command("--json", "work", name, json.dumps(settings))
