@@ -17,7 +17,7 @@ from cuadrilla.messages import Message
 
 
 def enrol(home: Home, text: str, *, address: str, name: str, report: Callable[[str], None]) -> Joined:
-    """Check the coordinator's key, then trade the invite for a token. A machine with a token keeps its name in the crew.
+    """Check the coordinator's key, then trade the invite for a token. A machine that has one keeps its name there.
 
     `name` "": the one that it has in the crew, else its host name. `report` gets what was done. Raises LinkError.
     """

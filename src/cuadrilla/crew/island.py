@@ -225,7 +225,7 @@ def joined(place: Place) -> Iterator[Island]:
 def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[[str], None]) -> Outcome:
     """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail.
 
-    `config`: as all ranks have it. The one of the context also has settings that were decided from the text.
+    `config`: the settings that were sent to the other ranks (`Island.start`).
     """
     island.form(config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)

@@ -1,12 +1,12 @@
-"""Jobs on the machines of a crew: each worker that has joined is a place, one job after the other.
+"""Jobs on the machines of a crew: each worker that has joined does one job after the other.
 
-A machine gets a job's run file, what it needs by hash, and what another machine has left of it: rows and the newest
-checkpoint. It sends rows and checkpoints back as they come, so that nothing but the work since the last checkpoint is
-lost with it.
+A machine gets a job's run file, the files that it needs by hash, and the rows and the newest checkpoint that another
+machine has made of it. It sends rows and checkpoints back as they are made. So if a machine is lost, only the work
+since the last checkpoint is lost with it.
 
 Invariants
-* Rows, files and the end of a job are taken from the machine that has it, while it has it; a checkpoint counts when it
-  agrees with its manifest and its numbers are finite. The one that a machine began with stays.
+* Rows, files and the end of a job are accepted only from the machine that has it. A checkpoint counts when it agrees
+  with its manifest. The checkpoint that a machine began with stays.
 * A machine that has gone, or is silent for `SILENT_SECONDS`, has lost its job.
 """
 
@@ -75,9 +75,9 @@ class AssignedJob:
     began: float = field(default_factory=time.monotonic)
     keep: int = 0
     begun_at: int = 0
-    """The step that it began from."""
+    """The step from which its machine began."""
     files: Mapping[str, Path]
-    """By hash: what its machine may have."""
+    """Files that its machine may fetch, by hash."""
     preempted: bool = False
 
     @property
@@ -86,7 +86,7 @@ class AssignedJob:
         return self.run.path / ".incoming"
 
     def place_for(self, path: str) -> Path:
-        """The path of a file of the job, for threads of the link. Raises LinkError where it is not wanted."""
+        """Path for a file that its machine sends; for the link's threads. Raises LinkError for an unwanted file."""
         match = CHECKPOINT_FILE.fullmatch(path)
         if match is None:
             raise LinkError("nobody wants that file", hint="install the same version there")
@@ -103,11 +103,11 @@ class _Machine:
 
 
 class CrewExecutor:
-    """The machines of this machine's crew, which join to do jobs, until it is closed. Used by one thread; a
-    `JobReceiver` for those of the link."""
+    """Executor whose places are the machines that join this machine's crew. Used by one thread; the link's threads use
+    it as a `JobReceiver`."""
 
     def __init__(self, home: Home, *, listen: Address, folder: Path) -> None:
-        """`folder`: of what the jobs belong to, a run directory as far as it has machines. Raises LinkError."""
+        """`folder`: of the queue or search; it has the machines' logs and events, as a run does. Raises LinkError."""
         self._run = RunDir(folder)
         self._logs = NodeLogs(self._run.nodes)
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -139,7 +139,7 @@ class CrewExecutor:
         self.crew.send(place, order)
 
     def poll(self) -> list[Ended]:
-        """Jobs that have ended since. Raises LinkError, ResourceError."""
+        """Jobs that have ended since the last call. Raises LinkError, ResourceError."""
         while not self._heard.empty():
             self._heard.get()()
         self.crew.poll()
@@ -188,7 +188,7 @@ class CrewExecutor:
         """Raises LinkError, ResourceError."""
         assigned = self._assigned().get(worker)
         job, _, path = file.name.partition("/")
-        if assigned is None or assigned.job != job:  # not any more
+        if assigned is None or assigned.job != job:  # this machine has lost the job
             deque(chunks, maxlen=0)
             return
         target = assigned.place_for(path)
@@ -202,7 +202,7 @@ class CrewExecutor:
         found = [assigned.files[sha256] for assigned in self._assigned().values() if sha256 in assigned.files]
         return found[0] if found else None
 
-    # -- one thing after the other -------------------------------------------------------------------------------------
+    # -- in the executor's thread --------------------------------------------------------------------------------------
 
     def _join(self, worker: str, *, device: str) -> None:
         self._gone(worker, Message("it has joined anew"))
@@ -240,7 +240,7 @@ class CrewExecutor:
                 self._end(worker, complete=ended == jobs.COMPLETE, lost=ended == jobs.LOST, reason=news.reason)
 
     def _adopt(self, worker: str, version: int, assigned: AssignedJob) -> None:
-        """A checkpoint that has come as a whole becomes one of the run."""
+        """Make a checkpoint of which all files have arrived one of the run's."""
         name = f"v{version:08d}"
         arrived, target = assigned.incoming / name, assigned.run.checkpoints / name
         if not arrived.exists():
@@ -272,9 +272,9 @@ class CrewExecutor:
 
 
 def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignment]:
-    """The job in `run` for `machine`, and the message about it; the run is locked for as long as it has it.
+    """Assign the job in `run` to `machine`. Return it and its message; the run is locked while the machine has it.
 
-    Raises ConfigError for a run that is trained by somebody else, DataError, CheckpointError, TaskError, ResourceError.
+    Raises ConfigError for a run that another process trains, DataError, CheckpointError, TaskError, ResourceError.
     """
     resolved = read_run_file(run.run_file)
     config, _ = decide(resolved.config.for_others(), run)
@@ -294,7 +294,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     )
     with ExitStack() as stack:
         stack.enter_context(lock)
-        shutil.rmtree(assigned.incoming, ignore_errors=True)  # of a coordinator that was killed
+        shutil.rmtree(assigned.incoming, ignore_errors=True)  # left by a coordinator that was killed
         known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
         write_json(run.config, {"values": dump(config), **known}, private=True)
         stack.pop_all()
@@ -306,10 +306,10 @@ def newest_version(run: RunDir) -> int:
 
 
 def _begun(run: RunDir) -> dict[str, tuple[Path, str]]:
-    """The files with which another machine goes on: the rows, and the newest checkpoint that verifies.
+    """The files from which another machine goes on: the rows, and the newest checkpoint that verifies.
 
-    Raises CheckpointError if there are some and none verifies. Newer ones would count as newer than all that machines
-    send.
+    Those after it are set aside: they would count as newer than all that machines send. Raises CheckpointError if there
+    are checkpoints and none verifies.
     """
     found = {}
     if (newest := find_newest(run.checkpoints)) is not None:

@@ -1,9 +1,9 @@
-"""Whole runs as jobs: who does them (`Executor`: processes here, machines that join), which are to be done
-(`JobSource`: a queue, a search), and the loop between the two.
+"""Whole runs as jobs. An `Executor` does them (processes here, machines that join), a `JobSource` names them (a queue,
+a search), and `hand_out` is the loop between the two.
 
-A job has a name and a run directory. A place does one job after the other. What kills a job's process, or takes its
-machine away, is no failure of the job: another place goes on from the last checkpoint, until it was lost too often
-without a step forward.
+A job has a name and a run directory. An executor has places, and each does one job after the other. A job does not
+fail if its process is killed or its machine goes away: another place goes on from the last checkpoint, until the job
+was lost too often without a step forward.
 """
 
 import threading
@@ -19,13 +19,13 @@ from cuadrilla.rundir import RunDir, last_rows
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 120.0
-"""A pass of a large model takes its time, and its checkpoint too."""
+"""Time for jobs to be saved: a pass of a large model takes long, and so does its checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A job that a place does not do any more: `complete`, or failed for a `reason`, or to be gone on with. `lost`: its
-    process or its machine has gone, for a `reason`."""
+    """A job that its place no longer does. It is `complete`, or failed for a `reason`, or is to go on elsewhere.
+    `lost`: its process or machine has gone, for a `reason`."""
 
     job: str
     place: str
@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     @property
     def places(self) -> Mapping[str, str]:
-        """The kind of device (cuda, cpu, ...; "" if not known) by the place's name."""
+        """Kind of device (cuda, cpu, ...; "" if not known) of each place, by its name."""
 
     @property
     def free(self) -> list[str]: ...
@@ -50,13 +50,13 @@ class Executor(Protocol):
         """The job of each place that has one."""
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
-        """At a place that is free. Raises CuadrillaError."""
+        """Start a job at a free place. Raises CuadrillaError."""
 
     def poll(self) -> list[Ended]:
-        """Jobs that have ended since. Raises CuadrillaError."""
+        """Jobs that have ended since the last call. Raises CuadrillaError."""
 
     def preempt(self, job: str) -> None:
-        """Have it saved and given back; `poll` tells of it. Nothing, where no place has it, or was told before."""
+        """Have a job saved and given back; `poll` returns it then. Does nothing for a job that no place has."""
 
     def close(self) -> None:
         """End whatever is still running."""
@@ -67,13 +67,13 @@ class JobSource(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """There is no more to do, and will not be."""
+        """Whether nothing is left to do, and nothing more will come."""
 
     def next_job(self, place: str, device: str, /) -> str | None:
-        """What a free place should do now."""
+        """The job that a free place should do now; None if there is none."""
 
     def run_of(self, job: str) -> RunDir:
-        """Ready to be trained. Raises CuadrillaError where it cannot be."""
+        """A job's run directory, ready to be trained. Raises CuadrillaError if it cannot be made ready."""
 
     def begun(self, job: str, place: str, /) -> None: ...
 
@@ -84,8 +84,8 @@ class JobSource(Protocol):
 
 
 def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.Event) -> None:
-    """Until all is done, or `stop` is set: then what is under way is saved. Raises LinkError, ResourceError, and what
-    `work` raises."""
+    """Start jobs at free places until all are done, or until `stop` is set; then running jobs are saved. Raises
+    LinkError, ResourceError, and what `work` raises."""
     losses: dict[str, Deaths] = {}
 
     def is_busy() -> bool:
@@ -116,7 +116,7 @@ def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.
 
 
 def _begin(work: JobSource, executor: Executor, place: str, losses: dict[str, Deaths]) -> None:
-    """The first job for a free place that can be begun. Raises LinkError."""
+    """Start the next job for a free place; a job that cannot be started has ended. Raises LinkError."""
     while (job := work.next_job(place, executor.places[place])) is not None:
         try:
             run = work.run_of(job)

@@ -1,7 +1,7 @@
-"""Jobs in processes of this machine: one at each place, which trains one run after the other.
+"""Jobs in processes of this machine: each place has a process, which trains one run after the other.
 
-A process is told of a job by a line on its standard input, the folder, and leaves the outcome there. A process that is
-killed has lost its job. A training that fails says why, and its process ends with it.
+A process gets a job as a line on its standard input, the run's folder. It writes the outcome into that folder. If it is
+killed, its job is lost. If a training fails, the process writes why and ends.
 """
 
 import os
@@ -35,8 +35,8 @@ class LocalExecutor:
     """Used by one thread."""
 
     def __init__(self, uses: Mapping[str, Use], *, logs: Path) -> None:
-        """`uses`: of this machine's devices, by the places' names; a run trains on the device of its run file where a
-        use has none. `logs`: the folder of the processes' output, a file for each."""
+        """`uses`: devices of this machine, by the places' names. If a use names no device, a run trains on that of its
+        run file. `logs`: folder of the processes' output, with a file for each."""
         self._uses = uses
         self._logs = logs
         self._reasons: dict[str, Message] = {}
@@ -103,6 +103,6 @@ class LocalExecutor:
                     os.kill(pids[place], signal.SIGTERM)
 
     def close(self) -> None:
-        """Processes are started anew where one is needed again."""
+        """End all processes. `start` makes a new one where it needs one."""
         self._children.end(finish_seconds=0.0)
         self._begun.clear()

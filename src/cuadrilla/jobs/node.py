@@ -1,13 +1,13 @@
-"""A machine that has joined a crew which takes jobs: it trains one whole run after the other, in a process of its own.
+"""A machine that has joined a crew to do jobs: it trains one whole run after the other, in a process of its own.
 
-It keeps nothing that cannot be replaced: rows and checkpoints go to the coordinator as they come, and the folder of a
-job is deleted when it ends. When the connection breaks, the job is ended here too: another machine goes on with it from
-what has been sent. When its owner wants the machine back, the job is saved, sent and given back first.
+It keeps nothing that cannot be replaced: rows and checkpoints go to the coordinator as they are made, and the job's
+folder is deleted when the job ends. When the connection breaks, the job ends here, and another machine goes on from
+what has been sent. When its owner wants the machine back, the job is first saved, sent and given back.
 
 Invariants
-* A coordinator decides what is trained, and nothing else here: of its configuration only what a training computes is
-  kept, without what a run file may say of its own machine (programs to start, other models, how many checkpoints).
-* It writes into this machine's cache and into the folder of the job.
+* The coordinator only decides what is trained. Settings that a run file has for its own machine do not count here
+  (programs to start, other models, the number of checkpoints).
+* The coordinator's files go only into this machine's cache and into the job's folder.
 """
 
 import json
@@ -47,25 +47,25 @@ LOOK_SECONDS = 0.25
 NEWS_SECONDS = 2.0
 NEWS_BYTES = 2**20
 SAVE_SECONDS = 60.0
-"""A job that has not saved by then is ended: somebody wants it, or this machine, back."""
+"""A job that is wanted back and has not saved after this time is ended."""
 RUNS, PLACE = "runs", "job"
 
 log = logging.getLogger(__name__)
 
 
 def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str:
-    """Until the coordinator has no more, or until `leaving` is set: then what is under way is saved and given back.
-    Why it ended. `uses`: of this machine's devices, a worker for each, in a thread.
+    """Do jobs until the coordinator has no more, or until `leaving` is set; then running jobs are saved and given back.
+    Return why it ended. `uses`: devices of this machine; each has a worker, in a thread.
 
-    Raises LinkError when the coordinator refuses this node or stays away, and ConfigError where another process of
-    this machine does the same.
+    Raises LinkError when the coordinator refuses this node or stays away, and ConfigError if another process of this
+    machine does jobs for the same crew.
     """
     assert node.idle_policy is not None
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), LinesKept() as lines:
         workers = [
-            # cuda:0, and cpu.2 for the second one
+            # names such as cuda:0, or cpu.2 for a second worker on the processor
             JobWorker(node, use, folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"), lines=lines, leaving=leaving)
             for use in uses
         ]
@@ -80,35 +80,35 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
 
 @dataclass(kw_only=True)
 class _Doing:
-    """A job of this machine. `name`: of the job."""
+    """The job that this machine does. `name`: the job's."""
 
     name: str
     run: RunDir
     read_bytes: int = 0
-    """How much of its rows the coordinator has."""
+    """Bytes of its metrics.jsonl that the coordinator has."""
     sent: set[int] = field(default_factory=set)
-    """Versions whose checkpoints are there."""
+    """Versions whose checkpoints the coordinator has."""
     told_at: float = 0.0
     preempted_at: float | None = None
 
 
 class JobWorker:
-    """One session after the other, for one device. `folder` holds jobs."""
+    """Worker on one device. It holds one session after the other. `folder`: of its jobs."""
 
     def __init__(self, node: Node, use: Use, folder: Path, *, lines: LinesKept, leaving: threading.Event) -> None:
         self._node, self._use, self._folder, self._lines, self._leaving = node, use, folder, lines, leaving
         self._executor = LocalExecutor({PLACE: use}, logs=folder / "logs")
         self._doing: _Doing | None = None
         self._held = ""
-        """Why it leaves by itself."""
+        """Why this machine leaves by itself; "" if it stays."""
 
     def work(self) -> str:
-        """Until this machine leaves or the coordinator has no more; why it ended."""
-        shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # of one that was killed
+        """Do jobs until this machine leaves or the coordinator has no more; return why it ended."""
+        shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # left by a process that was killed
         return serve_sessions(self._serve, self._node, device=self._use.name, leaving=self._leaving)
 
     def _serve(self, connection: Connection) -> Stop | None:
-        """One session, from Hello to Stop; None where it left by itself. Raises LinkError when it breaks."""
+        """Hold a session; return its Stop, or None if this machine left by itself. Raises LinkError when it breaks."""
         require_work(connection.describe(), jobs=True)
         self._held = ""
         return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
@@ -127,7 +127,7 @@ class JobWorker:
         self._held = reason
 
     def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
-        """Do what the coordinator says until it says stop, or until this machine is wanted back."""
+        """Follow the coordinator's messages until it says stop, or until this machine's owner wants it back."""
         while True:
             if self._leaving.is_set():
                 self._held = LEAVES
@@ -148,7 +148,7 @@ class JobWorker:
                 self._look(self._doing, session)
 
     def _begin(self, order: Assignment, session: GrpcLink, connection: Connection) -> None:
-        """Raises LinkError; and what keeps this machine from doing such jobs, of which the coordinator is told."""
+        """Begin a job. Raises LinkError, and what keeps this machine from doing the job; that is sent back, too."""
         self._end()
         try:
             self._doing = self._prepare(order, connection)
@@ -161,7 +161,7 @@ class JobWorker:
             raise
 
     def _prepare(self, order: Assignment, connection: Connection) -> _Doing:
-        """Raises LinkError, Refused, ConfigError, ResourceError."""
+        """Make the job's run directory. Raises LinkError, Refused, ConfigError, ResourceError."""
         run = RunDir(self._folder / RUNS / order.job)
         shutil.rmtree(run.path, ignore_errors=True)
         make_private(run.path)
@@ -173,7 +173,7 @@ class JobWorker:
             for file in order.begun:
                 (run.path / file.path).parent.mkdir(parents=True, exist_ok=True)
                 connection.fetch(file, to=run.path / file.path)
-            if config.model.init:  # of this machine's models none is read, whatever the path
+            if config.model.init:  # with this folder, no model of this machine is read, whatever `model.init` says
                 make_private(run.initial)
             for sent in (RunDir(files).teachers, RunDir(files).initial):
                 if sent.is_dir():
@@ -187,12 +187,12 @@ class JobWorker:
         )
 
     def _preempt(self, doing: _Doing) -> None:
-        """Have it save; `_look` gives it back."""
+        """Have the job saved; `_look` gives it back then."""
         doing.preempted_at = doing.preempted_at or time.monotonic()
         self._executor.preempt(doing.name)
 
     def _look(self, doing: _Doing, session: GrpcLink) -> None:
-        """Send what is new, and how it ended if it has. Raises LinkError."""
+        """Send new rows and checkpoints, and how the job ended if it has. Raises LinkError."""
         ended, now = next(iter(self._executor.poll()), None), time.monotonic()
         if ended is None and doing.preempted_at is not None and now - doing.preempted_at > SAVE_SECONDS:
             log.warning("%s does not save; it is ended", doing.name)
@@ -207,7 +207,7 @@ class JobWorker:
             self._end()
 
     def _send(self, doing: _Doing, session: GrpcLink) -> None:
-        """Rows, then checkpoints: the newest and the best. Raises LinkError."""
+        """Send rows, then the newest and the best checkpoint. Raises LinkError."""
         doing.told_at = time.monotonic()
         there = list_checkpoints(doing.run.checkpoints)
         newest = max(map(version_of, there), default=0)
@@ -216,7 +216,7 @@ class JobWorker:
             session.call(news)
         for path in (path for path in there if version_of(path) in wanted):
             for name in (*FILES, MANIFEST):
-                if not (path / name).exists():  # a newer one has taken its place meanwhile
+                if not (path / name).exists():  # removed meanwhile, since there is a newer one
                     break
                 file = Keep(name=f"{doing.name}/checkpoints/{path.name}/{name}")
                 session.send(file, file_chunks(path / name))
@@ -225,7 +225,7 @@ class JobWorker:
             doing.sent.add(version_of(path))
 
     def _end(self) -> None:
-        """Nothing is under way here any more: it has ended, or goes on elsewhere."""
+        """Clear the job away: it has ended, or goes on elsewhere."""
         if self._doing is None:
             return
         if self._executor.busy or self._doing.preempted_at is not None:  # a process that has saved ends a moment later
@@ -235,9 +235,9 @@ class JobWorker:
 
 
 def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
-    """Those of another machine's run that count here, with paths that lead to what was fetched. `goes_on`: from a
-    checkpoint. Raises Refused for a run that needs a model which did not come with it: there may be one here at that
-    path, and it is nobody else's."""
+    """Settings of another machine's run that count here, with paths to the fetched files. `goes_on`: the run resumes
+    from a checkpoint. Raises Refused for a run that needs a model which was not sent with it: a model of this machine
+    at the same path must not be used."""
     needed = [files / "teachers" / str(number) for number in range(len(config.train.teacher))]
     if config.model.init and not goes_on:
         needed.append(RunDir(files).initial)
@@ -253,7 +253,7 @@ def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
 
 
 def _new_rows(doing: _Doing) -> Iterator[JobNews]:
-    """Whole lines that have been written since the last time."""
+    """Rows that have been completely written since the last call."""
     if not doing.run.metrics.exists():
         return
     with open(doing.run.metrics, "rb") as file:

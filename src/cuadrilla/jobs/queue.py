@@ -1,9 +1,9 @@
-"""The queue of this machine: runs that wait for a machine, in an order that its owner may change; who hands them out.
+"""The queue of this machine: runs that wait for a machine, in an order that its owner may change, as a `JobSource`.
 
 Invariants
-* One file has all of it, in their order; who changes it holds a lock for that instant, who reads it needs none.
-* A run that was given to a machine which has gone, or whose hander-out has gone, waits again, where it stood.
-* What has ended stays listed until it is removed, and is not begun again unless it is added again.
+* One file holds all runs in their order. A process locks it while it changes it; reading needs no lock.
+* If the machine that trains a run goes away, or the process that hands runs out, the run waits again where it stood.
+* A run that has ended stays listed until it is removed, and is not begun again unless it is added again.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ LIST = "runs.json"
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedRun:
-    """`name`: what it is called where it is handed out. `on`: machines, their places, or kinds of devices (cuda, cpu)
-    that may train it; empty: any. `place`: who has it, or had it last. `stops`: it is to stop."""
+    """`name`: the name of its job. `on`: machines, their places, or kinds of devices (cuda, cpu) that may train it;
+    empty: any. `place`: the one that trains it, or trained it last. `stops`: it is to stop."""
 
     name: str
     run: RunDir
@@ -43,7 +43,7 @@ class QueuedRun:
 
     @property
     def machine(self) -> str:
-        """Who has it, had it last, or may have it."""
+        """The machines that may train a waiting run; else the place that trains it, or trained it last."""
         return ", ".join(self.on) if self.state == WAITING else self.place
 
     def suits(self, place: str, *, device: str) -> bool:
@@ -51,14 +51,14 @@ class QueuedRun:
 
 
 class RunQueue:
-    """In a folder of its own; creates nothing before something is added. `is_handed_out` False: whoever did is gone, so
-    nobody has a run, whatever the file says."""
+    """The queue in a folder of its own, which exists only after a run was added. `is_handed_out` False: no process
+    hands runs out, so no machine trains one, whatever the file says."""
 
     def __init__(self, folder: Path, *, is_handed_out: bool = True) -> None:
         self._folder, self._is_handed_out = folder, is_handed_out
 
     def runs(self) -> list[QueuedRun]:
-        """In their order."""
+        """All runs, in their order."""
         return list(map(self._read, read_object(self._folder / LIST).get("runs", [])))
 
     def _read(self, row: dict[str, Any]) -> QueuedRun:
@@ -78,12 +78,12 @@ class RunQueue:
             write_json(self._folder / LIST, {"runs": rows}, private=True)
 
     def _replace(self, name: str, **changes: Any) -> None:
-        """Nothing where it has just been removed."""
+        """Change a run; do nothing if it has just been removed."""
         with self._changed() as runs:
             runs[:] = [replace(run, **changes) if run.name == name else run for run in runs]
 
     def add(self, run: RunDir, *, on: tuple[str, ...] = ()) -> QueuedRun:
-        """At the end; one that has ended is begun again. Raises ConfigError while a machine has it, ResourceError."""
+        """Add a run at the end; one that has ended begins again. Raises ConfigError while it runs, ResourceError."""
         path = run.path.resolve()
         added = QueuedRun(name=_name_of(path), run=RunDir(path), on=on)
         with self._changed() as runs:
@@ -92,14 +92,14 @@ class RunQueue:
         return added
 
     def require_free(self, run: RunDir) -> None:
-        """Raises ConfigError while a machine has it."""
+        """Raises ConfigError while a machine trains it."""
         for known in self.runs():
             if known.run.path == run.path.resolve() and known.state == RUNNING:
                 hint = "first: cuadrilla queue stop {name}"
                 raise ConfigError("{name} is running", name=run.path.name, hint=hint)
 
     def find(self, named: str) -> QueuedRun:
-        """By its folder, or the folder's name if only one has it. Raises ConfigError."""
+        """Find a run by its folder, or by the folder's name if only one run has that. Raises ConfigError."""
         runs = self.runs()
         path = Path(named).resolve()
         found = [run for run in runs if run.run.path == path] or [run for run in runs if run.run.path.name == named]
@@ -115,17 +115,17 @@ class RunQueue:
             runs.sort(key=lambda each: each.name != run.name)
 
     def stop(self, run: QueuedRun) -> None:
-        """Its machine saves and gives it back; one that waits is not begun."""
+        """Have its machine save it and give it back. A waiting run will not begin."""
         self._replace(run.name, stops=True)
 
     def remove(self, run: QueuedRun) -> None:
-        """Take it from the list; its folder stays. Raises ConfigError while a machine has it."""
+        """Take a run from the list; its folder stays. Raises ConfigError while a machine trains it."""
         with self._changed() as runs:
             self.require_free(run.run)
             runs[:] = [each for each in runs if each.name != run.name]
 
     def note(self, run: QueuedRun, state: str, *, place: str = "", reason: str = "") -> None:
-        """Write its state, for the process that hands out. Raises ResourceError."""
+        """Write a run's state. For the process that hands runs out. Raises ResourceError."""
         self._replace(run.name, state=state, place=place, reason=reason)
 
 
@@ -133,14 +133,14 @@ Tell = Callable[[QueuedRun, str, str, str], None]
 
 
 class QueueWork:
-    """The runs of a queue as the work of an `Executor`; there is one for a queue."""
+    """The runs of a queue as a `JobSource`. A queue has one at a time."""
 
     def __init__(self, queue: RunQueue, *, tell: Tell, until_empty: bool = False) -> None:
-        """`tell`: called with a run, its new state, its place and the reason, where it begins and where it ends."""
+        """`tell`: called with a run, its new state, its place and the reason, when it begins and when it ends."""
         self._queue, self._tell, self._until_empty = queue, tell, until_empty
         self._begun: dict[str, QueuedRun] = {}
         for run in queue.runs():
-            if run.state == RUNNING:  # of a process that has gone
+            if run.state == RUNNING:  # handed out by a process that has gone
                 queue.note(run, WAITING)
 
     @property
@@ -178,6 +178,6 @@ class QueueWork:
 
 
 def _name_of(path: Path) -> str:
-    """A name for a file and for other machines: the one that a person knows, and a hash of the folder."""
+    """A name for files and for other machines: the folder's name, which a person knows, and a hash of its path."""
     plain = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:NAME_CHARACTERS] or "run"
     return f"{plain}-{hashlib.sha256(str(path).encode()).hexdigest()[:ID_DIGITS]}"

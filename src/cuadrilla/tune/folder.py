@@ -5,7 +5,7 @@ jobs.json       its trials and how each stands, for whoever watches; a search go
 t0003/          the run directory of trial 3
 best/run.toml   the best so far, as a run of its own: `cuadrilla train tune/best`
 
-A trial's run file says everything, the best one's what the search's own says and no more.
+A trial's run file has every setting. The best one's has only the best values and the settings of the search's own file.
 """
 
 import os
@@ -26,13 +26,13 @@ from cuadrilla.tune.space import Values
 
 JOBS = "jobs.json"
 STATES = {"COMPLETE": "complete", "FAIL": "failed", "PRUNED": "stopped"}
-"""Of trials that have ended."""
+"""States of trials that have ended, by Optuna's names."""
 USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 
 @dataclass(frozen=True)
 class SearchFolder:
-    """A search's paths, and the run files of its trials. `text`, `sets`: of its own run file, and typed over it."""
+    """A search's paths, and the run files of its trials. `text`: its own run file. `sets`: settings typed over that."""
 
     path: Path
     text: str = ""
@@ -54,7 +54,7 @@ class SearchFolder:
         return RunDir(self.path / job)
 
     def write_jobs(self, search: Search, *, at: Mapping[str, str], steps: int) -> None:
-        """`at`: the places of those that run now. `steps`: of a run."""
+        """Write `jobs.json`. `at`: place of each job that runs now. `steps`: number of steps of a run."""
         rows = [
             {
                 "name": (job := job_of(trial)),
@@ -73,7 +73,7 @@ class SearchFolder:
         return resolve(self.text, sets=[*self.sets, *as_sets(values)])
 
     def settled(self, values: Values) -> tuple[Config, int]:
-        """A combination's whole run, for a folder in this one, with nothing left open; and its steps.
+        """All settings of a combination's run, with paths as seen from a trial's folder; and its number of steps.
 
         Loads the task. Raises ConfigError, DataError, TaskError, ResourceError.
         """
@@ -87,7 +87,7 @@ class SearchFolder:
             return config, measure_length(config, make_task(config, folder)).num_steps
 
     def make_trial(self, job: str, values: Values) -> RunDir:
-        """A trial's run directory with its run file, unless it is there. Raises as `settled`."""
+        """Make a trial's run directory with its run file, unless it exists. Raises as `settled`."""
         run, (config, _) = self.run(job), self.settled(values)
         if not run.run_file.exists():
             make_private(run.path)
@@ -95,7 +95,7 @@ class SearchFolder:
         return run
 
     def write_best(self, values: Values) -> None:
-        """A combination as a run, unless somebody trains the one before already. Raises ConfigError, ResourceError."""
+        """Write a combination as the run `best`, unless that run has begun. Raises ConfigError, ResourceError."""
         if has_begun(self.best):
             return
         resolved = self._resolved(values)
@@ -117,7 +117,7 @@ def describe(values: Mapping[str, Any]) -> str:
 
 
 def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:
-    """The settings with paths that lead to the same files from another folder."""
+    """The settings, whose paths are relative to `base`, with paths to the same files from `folder`."""
 
     def moved(path: str) -> str:
         return os.path.relpath(base / path, folder) if path and not os.path.isabs(path) else path
@@ -132,13 +132,13 @@ def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:
 
 
 def discard_weights(run: RunDir) -> None:
-    """Free the disk of a run that has ended."""
+    """Delete checkpoints, journal and TensorBoard files of a run that has ended, to free the disk."""
     for path in (run.checkpoints, run.journal, run.tensorboard):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def read_scores(run: RunDir, metric: str) -> dict[int, float]:
-    """Of a run, by its steps. `metric` "": the usual one."""
+    """Scores of a run, by step. `metric` "": the first of USUAL_METRICS that the run has."""
     rows = last_rows(run.metrics)
     name = metric or next((name for name in USUAL_METRICS if any(name in row for row in rows)), USUAL_METRICS[-1])
     return {row["version"]: float(row[name]) for row in rows if row.get(name) is not None and "version" in row}

@@ -1,6 +1,6 @@
-"""One search, from its run file to its best trial: the work that `Search` decides on, for an executor's places.
+"""One search, from its run file to its best trial: a `JobSource` of the trials that `Search` decides on.
 
-Whatever ends this process, the same command goes on: finished trials are in the study, others in checkpoints.
+Whatever ends this process, the same command resumes: finished trials are in the study, others in checkpoints.
 """
 
 import threading
@@ -33,22 +33,22 @@ BEHIND = Message("worse than the median of the others at the same part of their 
 
 @dataclass(kw_only=True)
 class Searching:
-    """A search under way: the work of executors."""
+    """A search in progress, as the `JobSource` of its executors."""
 
     folder: SearchFolder
     search: Search
     executors: Sequence[Executor]
     num_steps: int
-    """Of a run."""
+    """Number of steps of each run."""
     tell: Callable[[Ended, float | None], None] = lambda _ended, _score: None
     """Called with the score of each run that has ended."""
     stop: threading.Event = field(default_factory=threading.Event)
     _looked: dict[str, int] = field(default_factory=dict)
-    """Bytes of the rows that were compared, by job."""
+    """Size of each job's metrics.jsonl when its scores were last compared."""
     _behind: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """To the end, or until `stop` is set: then what is under way is saved. Raises CuadrillaError."""
+        """Search to the end, or until `stop` is set; then running trials are saved. Raises CuadrillaError."""
         hand_out(self, self.executors, stop=self.stop)
 
     def table(self) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ class Searching:
         return [{key: row.get(key) for key in keys} for row in rows]
 
     def seconds_left(self) -> float | None:
-        """By what trials took; None before one is over."""
+        """Estimate from the time that ended trials took; None before the first has ended."""
         seconds: list[float] = [trial.user_attrs.get(SECONDS, 0.0) for trial in self.search.ended]
         if not any(seconds):
             return None
@@ -75,7 +75,7 @@ class Searching:
         return self.search.next_job()
 
     def run_of(self, job: str) -> RunDir:
-        """A combination that the task does not take is an error."""
+        """Make the trial's run. Raises CuadrillaError for a combination that the task does not take."""
         with UsersCode():
             return self.folder.make_trial(job, dict(self.search.trial(job).params))
 
@@ -95,7 +95,7 @@ class Searching:
             self._write_jobs()
 
     def unwanted(self) -> list[str]:
-        """Those that are behind."""
+        """Running trials that are behind the others, if `tune.prune` is set."""
         if self.search.section.prune:
             self._behind |= {
                 job for executor in self.executors for job in executor.busy.values() if self._is_behind(job)
@@ -135,9 +135,10 @@ class Searching:
 
 @contextmanager
 def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Executor]) -> Iterator[Searching]:
-    """The search of a run file, in `tune/` beside it, under its lock; one that has begun goes on.
+    """Open the search of a run file, in `tune/` beside it, under its lock. A search that has begun goes on.
 
-    Raises ConfigError for a space that cannot be searched, or where it began as another one; EnvironmentProblem.
+    Raises ConfigError for a space that cannot be searched, or a search that began with other settings, and
+    EnvironmentProblem.
     """
     text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
@@ -159,5 +160,5 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """The settings that a search must go on with: all that decide its results, but not its length."""
+    """The settings that must stay the same when a search goes on: all that decide its results, but not its length."""
     return {key: value for key, value in leaves(dump(config)).items() if not key.startswith(NOT_RELEVANT)}

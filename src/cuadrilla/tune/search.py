@@ -1,7 +1,7 @@
-"""The decisions of a search: which trial is next, which is not worth its end, which was the best.
+"""The decisions of a search: which trial is next, which is stopped early, which was the best.
 
-Optuna's study is all that a search remembers: a trial's values are in it before its run begins, its result before
-anything else happens, so from the same storage it goes on where it was. Which job runs now, only this process knows.
+A search keeps its state only in Optuna's study. A trial's values are in it before its run begins, and its result before
+anything else happens, so a search resumes from its storage. Only which jobs run now is in no file.
 """
 
 import random
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 USUAL_TRIALS = 20
 STUDY = "search"
 SETTINGS, SECONDS, PLACE, REASON = "settings", "seconds", "place", "reason"
-"""Attributes of the study, and of a trial."""
+"""Attributes in the storage: the first one of the study, the others of a trial."""
 FIRST_TRIALS, FIRST_PERCENT = 4, 20
-"""Trials that are never pruned, and the part of a run before which none is."""
+"""No trial is pruned before this many have ended, nor before this percentage of its run."""
 
 
 def job_of(trial: "FrozenTrial") -> str:
@@ -35,7 +35,7 @@ def job_of(trial: "FrozenTrial") -> str:
 
 
 class Search:
-    """A study of Optuna in `storage`; to be used under `storing`."""
+    """A search over a study of Optuna in `storage`. Use it within `storing`."""
 
     def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage") -> None:
         import optuna
@@ -54,11 +54,11 @@ class Search:
             load_if_exists=True,
         )
         for trial in self.trials:
-            if not trial.state.is_finished():  # it may have ended before all its values were chosen
+            if not trial.state.is_finished():  # the process may have ended before all its values were chosen
                 self._choose(self._stored(trial))
 
     def require_same(self, wanted: dict[str, Any], *, folder: str) -> None:
-        """Raises ConfigError where a search that has begun was another one. `wanted`: the settings that decide its
+        """Raises ConfigError if the search began with other settings. `wanted`: the settings that decide its
         results."""
         before = self._study.user_attrs.get(SETTINGS)
         if before is None:
@@ -74,7 +74,7 @@ class Search:
 
     @property
     def trials(self) -> "list[FrozenTrial]":
-        """Those that have begun, in their order."""
+        """All trials that have begun, in their order."""
         from optuna.trial import TrialState
 
         return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
@@ -92,7 +92,7 @@ class Search:
         return next((trial for trial in self.ranked() if score_of(trial) is not None), None)
 
     def ranked(self) -> "list[FrozenTrial]":
-        """Those that have ended, the best first."""
+        """Trials that have ended, the best first."""
 
         def rank(trial: "FrozenTrial") -> tuple[bool, float, int]:
             score = score_of(trial)
@@ -104,7 +104,7 @@ class Search:
         return next(trial for trial in self.trials if job_of(trial) == job)
 
     def next_job(self) -> str | None:
-        """The trial that a free place should train; None: nothing now. It counts as running from then on."""
+        """The trial that a free place should train now; None if there is none. It counts as running from then on."""
         trials = self.trials
         left = [trial for trial in trials if not trial.state.is_finished() and trial.number not in self._running]
         if not left and len(trials) < self.num_trials:
@@ -118,11 +118,11 @@ class Search:
         return job_of(left[0])
 
     def give_back(self, job: str) -> None:
-        """Another place has to go on with it."""
+        """Let another place go on with a trial."""
         self._running.discard(self.trial(job).number)
 
     def is_behind(self, job: str, scores: Mapping[int, float]) -> bool:
-        """Whether it is worse than the median of the others so far. `scores`: of a trial that runs, by percent of its
+        """Whether a running trial is worse than the median of the others. `scores`: its scores, by percentage of its
         run."""
         trial = self.trial(job)
         stored = self._stored(trial)
@@ -132,7 +132,7 @@ class Search:
         return stored.should_prune()
 
     def finish(self, ended: Ended, *, score: float | None, pruned: bool = False) -> None:
-        """In the storage when this returns: a finished run is never lost, nor counted twice."""
+        """Write a trial's result to the storage before returning. A finished run is never lost, nor counted twice."""
         from optuna.trial import TrialState
 
         trial = self.trial(ended.job)
@@ -153,7 +153,7 @@ class Search:
         self._space.suggest(stored)
 
     def _sampler(self, number: int) -> "BaseSampler":
-        """One for each trial, so that a search that goes on draws as if nothing had been."""
+        """A sampler for one trial, so that a search that was interrupted draws the same values as one that was not."""
         from optuna.samplers import RandomSampler, TPESampler
 
         seed = random.Random(f"{self.section.seed}/{number}").getrandbits(32)
@@ -161,12 +161,12 @@ class Search:
 
 
 def score_of(trial: "FrozenTrial") -> float | None:
-    """Of a trial that was trained to its end."""
+    """Score of a trial that was trained to its end; None for any other."""
     return trial.value if trial.state.name == "COMPLETE" else None
 
 
 def open_storage(path: Path) -> "BaseStorage":
-    """Optuna's storage in an SQLite file; by its path, as in an address `?` and `#` have a meaning of their own."""
+    """Optuna's storage in an SQLite file. It is opened by path, as `?` and `#` have a meaning in a URL."""
     from optuna.storages import RDBStorage
 
     return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path, timeout=30.0)})
@@ -174,8 +174,8 @@ def open_storage(path: Path) -> "BaseStorage":
 
 @contextmanager
 def storing() -> Iterator[None]:
-    """A full disk, a damaged file, or a program that has locked it for long. Raises ResourceError, and
-    EnvironmentProblem without Optuna."""
+    """Context for work with a study. Raises ResourceError for a full disk, a damaged file or one that another program
+    has locked for long, and EnvironmentProblem without Optuna."""
     try:
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError

@@ -1,7 +1,7 @@
-"""The settings of a search: each by its key in the run file, as numbers in a range or as a list.
+"""The settings of a search: each has a key of the run file, and a range of numbers or a list of values.
 
-A combination holds a value for each setting that the run has: where `optim.kind` is chosen, too, `optim.momentum` is
-one of muon's only. So kinds are chosen first. Pure.
+A combination has a value for each setting that its run has. If the search also chooses `optim.kind`, runs with adamw
+have no `optim.momentum`. So kinds are chosen first. Pure.
 """
 
 import itertools
@@ -23,11 +23,11 @@ MAX_COMBINATIONS = 10_000
 
 
 class Space:
-    """The settings to choose, kinds first. `text`, `sets`: of the run file, and what was typed over it."""
+    """The settings to choose, kinds first. `text`: the run file. `sets`: settings typed over it."""
 
     def __init__(self, section: TuneSection, *, text: str, sets: Sequence[str] = ()) -> None:
-        """Tries the smallest and the largest of each setting on the run file. Raises ConfigError, with the key and what
-        to write instead."""
+        """Tries the values of each list, and both ends of each range, on the run file. Raises ConfigError, with the key
+        and what to write instead."""
         if not section.space:
             raise ConfigError(
                 "tune.space is empty: there is nothing to choose",
@@ -45,7 +45,7 @@ class Space:
             chosen: leaves(dump(resolve(text, sets=[*sets, *as_sets(dict(chosen))]).config)).keys()
             for chosen in itertools.product(*kinds)
         }
-        """The settings that a run has, by the kinds that were chosen."""
+        """Keys of the settings that a run has, by the chosen kinds."""
         for key, dimension in self.dimensions.items():
             self._try(key, dimension)
 
@@ -96,7 +96,7 @@ def _is_kind(key: str) -> bool:
 
 
 def _ends(dimension: DimensionSection) -> tuple[int | float, int | float]:
-    """The lowest value and the highest that a step reaches: Optuna warns of steps that do not fill their range."""
+    """The lowest value, and the highest that steps reach: Optuna warns if steps do not end at the given bound."""
     assert dimension.low is not None
     assert dimension.high is not None
     low, high, step = dimension.low, dimension.high, dimension.step
@@ -104,7 +104,7 @@ def _ends(dimension: DimensionSection) -> tuple[int | float, int | float]:
 
 
 def _value(dimension: DimensionSection, number: int) -> int | float:
-    """After so many steps."""
+    """The value `number` steps above the lowest."""
     assert dimension.low is not None
     value = dimension.low + number * (dimension.step or 1)
     return int(value) if dimension.is_whole else float(f"{value:.12g}")
