@@ -1,12 +1,12 @@
-"""What happens to a run, told to a person: by a program of theirs, or to addresses through apprise (`[alarm]`); and the
-last word of a run that ends by an error.
+"""Alarms tell a person what happens to a run, by a program of theirs or through apprise (`[alarm]`). They also record
+the error of a run that fails.
 
     with Alarms(config.alarm, run=run) as alarms:
         ...  # alarms.hear(kind, fields) for each event
 
-A run is never held up and never fails by this: a thread sends, a program is killed after `LIMIT_SECONDS`, and what goes
-wrong is a warning. No shell: a program gets the message as JSON on its standard input. Addresses are secrets: they stay
-in their file.
+An alarm never delays a run and never makes it fail: a thread sends it, a program is killed after `LIMIT_SECONDS`, and
+an error is only a warning. There is no shell: a program gets the message as JSON on its standard input. Addresses are
+secrets and stay in their file.
 """
 
 import logging
@@ -29,14 +29,14 @@ from cuadrilla.rundir import RunDir, append_event, read_object, write_json
 
 LIMIT_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
-"""Between two messages of one kind; those between are not sent."""
+"""Minimum time between two messages of one kind; those in between are not sent."""
 MAX_TEXT = 500
 
 log = logging.getLogger(__name__)
 
 
 def _alarm_of(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | None:
-    """(event as `alarm.on` has it, what a person is told of it); None for most events of a run."""
+    """The event's name in `alarm.on`, and the text for a person; None for the many events that are no alarm."""
     reason, step = fields.get("reason") or "", fields.get("version")
     match kind:
         case "finished" if fields.get("complete"):
@@ -67,7 +67,7 @@ class Alarms:
         return self
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """An event of the run, as it is in its events. Waits for nothing, and raises nothing."""
+        """Take an event of the run, as in events.jsonl. Never blocks, and raises nothing."""
         if self._is_over or (alarm := _alarm_of(kind, fields)) is None:
             return
         event, said = alarm
@@ -81,8 +81,8 @@ class Alarms:
             self._sender.submit(self._send, message)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Note a failure in the run's events, its status and its alarms, but for one in what was typed, whose author is
-        there to read it; and wait until all is sent."""
+        """Write a failure to the run's events, its status and its alarms, and wait until all is sent. A ConfigError is
+        left out, because the person who typed the command sees it."""
         if isinstance(error, Exception) and not isinstance(error, ConfigError) and not self._is_over:
             reason = reason_of(error)
             with suppress(ResourceError):  # a full disk is no second failure
@@ -101,7 +101,7 @@ class Alarms:
 
 
 def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
-    """Whether all addresses of the file, one a line, took the message; apprise has time limits of its own."""
+    """Send to all addresses of the file, one per line; return whether all took it. apprise has its own time limits."""
     try:
         import apprise
     except ImportError:
@@ -114,7 +114,7 @@ def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a run failed: a person reads it in the alarm and in the run's events, so it has an end."""
+    """Why a run failed, for a person who reads it in an alarm and in the run's events: MAX_TEXT characters at most."""
     template = Message("{kind}: {error}", kind=type(error).__name__, error=error)
     reason = error.message if isinstance(error, CuadrillaError) else template
     return reason if len(reason) <= MAX_TEXT else reason[:MAX_TEXT]

@@ -1,6 +1,6 @@
 """The README.md of an exported model: what it was trained on, for how long, how good it is, how to use it.
 
-Everything is read from the run; missing facts are left out, and so is on whose machines it was trained.
+Everything is read from the run. Missing facts are left out. The card does not say on whose machines it was trained.
 """
 
 from contextlib import suppress
@@ -48,12 +48,12 @@ def model_card(found: LanguageModel) -> str:
 
 
 def num_parameters(model: GPT2) -> int:
-    """All weights; an embedding that is the head, too, counts once."""
+    """Number of weights. An embedding that is also the head counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def licences(found: LanguageModel) -> str:
-    """The licences of the data's sources; "" once the data folder has gone away."""
+    """The licences of the data's sources; "" if the data folder is gone."""
     manifest = _manifest(found)
     return ", ".join(dict.fromkeys(each.licence for each in manifest.sources)) if manifest else ""
 

@@ -1,4 +1,4 @@
-"""Figures that compare language models, whatever their tokenizers: each with its sums and how uncertain it is.
+"""Figures that compare language models with different tokenizers. Each has its sums and an interval.
 
 * Bits per byte of UTF-8. Each document begins after an end-of-text token; each token is predicted once, from the second
   window on with at least half a context before it. End-of-text itself is not predicted, so that only text counts.
@@ -7,7 +7,7 @@
 `low` and `high` are a 95 % interval: 1.96 standard errors of a ratio of sums (Cochran, Sampling Techniques, 1977, 6.4)
 over windows of a text, or pairs. Neighbouring windows of one text are alike, so that interval is rather too small. Two
 models are compared by `difference`, on the same documents or pairs. Texts are cleaned and cut into documents as
-`cuadrilla data prepare` does, so that one gives the same figure here as in a held-out split.
+`cuadrilla data prepare` does, so that a text gives the same figure here as in a held-out split.
 """
 
 import math
@@ -32,11 +32,11 @@ Items = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`value` is `total / count`; `count` counts `unit`s. `low` and `high` are None where one item cannot tell."""
+    """`value` is `total / count`; `count` counts `unit`s. `low` and `high` are None if there is only one item."""
 
     name: str
     of: str
-    """The file it was measured on, or what else."""
+    """The file or other data that it was measured on."""
     value: float
     low: float | None
     high: float | None
@@ -64,7 +64,7 @@ class Difference:
 def difference(one: Figure, other: Figure) -> Difference | None:
     """`one` minus `other`, item by item; None if they do not share at least two items.
 
-    What is hard in a text is hard for both, so this is surer than the two figures' own intervals.
+    A hard passage is hard for both models, so this tells more than the two figures' own intervals.
     """
     if [count for _, count in one.items] != [count for _, count in other.items]:
         return None
@@ -76,7 +76,7 @@ def difference(one: Figure, other: Figure) -> Difference | None:
 
 
 def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tuple[None, None]:
-    """The interval of the sum of the parts over the sum of the counts; (None, None) for a single item."""
+    """95 % interval of the sum of the parts over the sum of the counts; (None, None) for a single item."""
     if len(items) < 2:
         return None, None
     parts, counts = np.array(items, dtype=np.float64).T
@@ -140,7 +140,7 @@ def _figure(name: str, items: Items, *, of: str, unit: str, drawn_from: Items) -
 
 
 def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int], int]]:
-    """Pieces of at most `context` + 1 tokens, and how many of the last ones are new: each but the first once."""
+    """Windows of at most `context` + 1 tokens, and how many at the end are new. Each token but the first is new once."""
     step = max(context // 2, 1)
     done = 1
     while done < len(ids):
@@ -151,7 +151,7 @@ def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int]
 
 
 def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, int]]:
-    """Bits of the new tokens of each window, and about how many bytes they are (a cut character counts in full)."""
+    """Bits of the new tokens of each window, and roughly their number of bytes (a cut character counts in full)."""
     nats = log_likelihood(model, [ids for ids, _ in batch], counted=[new for _, new in batch])
     sizes = [len(tokenizer.decode(ids[-new:]).encode()) for ids, new in batch]
     return [(-value / NATS_PER_BIT, size) for value, size in zip(nats, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Held-out loss, samples, and for models of the built-in stories: how many of theirs are right."""
+"""Held-out loss and samples; for models of the built-in stories also how many of their stories are right."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -54,10 +54,10 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
 def judge_stories(
     model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
 ) -> dict[str, Any]:
-    """Let the model tell stories, as `generate` does by default, and check them; let it choose in minimal pairs
-    (seed 1: never trained on).
+    """Have the model write stories, as `generate` does by default, and check them. Have it choose in minimal pairs of
+    seed 1, which are never trained on.
 
-    `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: how often each kind came first.
+    `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: number of stories by the kind of their first fault.
     """
     end = tokenizer.end_of_text
     most, stops = model.config.context, (end,)

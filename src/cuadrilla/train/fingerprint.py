@@ -1,6 +1,6 @@
-"""Which program a machine computes with: what all workers of a run must have in common, strict or not.
+"""Fingerprint of the program that a machine computes with. All workers of a run must have the same, strict or not.
 
-Two versions may build other units, other losses or other sums from the same configuration, and nobody would notice.
+Two versions may build different units, losses or sums from the same configuration, and nobody would notice.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from cuadrilla.train.checkpoint import tensors_sha256
 from cuadrilla.version import __version__
 
 DECIDING = ("data/loader.py", "data/order.py", "model/*.py", "sync/*.py", "train/loop.py", "train/precision.py")
-"""What a unit holds and how it becomes a contribution, relative to this package."""
+"""The files that decide what a unit holds and how it becomes a contribution, relative to this package."""
 SHOWN_DIGITS = 12
 
 
@@ -22,7 +22,7 @@ def code_fingerprint(task: Task, model: nn.Module) -> dict[str, str]:
     """The version of cuadrilla, a hash of the code that turns a unit of `task` into a contribution, and one of the
     model's frozen parameters, if it has any: those are never sent, so each machine makes its own.
 
-    What a user's file imports is not in it: other machines get those files from the coordinator, by hash.
+    Files that a user's task imports are not in it: other machines get them from the coordinator, by hash.
     """
     package = Path(__file__).parents[1]
     files = [path for pattern in DECIDING for path in sorted(package.glob(pattern))]

@@ -1,12 +1,12 @@
 """The guard against diverging: judges each merged update by its loss and gradient norm, before it is applied.
 
-Running mean and variance (exponential, memory of about 50 updates) of the loss and of the logarithm of the norm. A
-value more than `spike_sigmas` above the mean is skipped once (the spike does not enter the mean). What varies little
-counts as if it varied by a fiftieth of the loss, a quarter of the norm: with 6 sigmas a spike is 12 % more loss, or
-four times the norm, at least. Small batches of a small text hold passages that are harder by less, and clipping is
-enough for gradients that are larger by less. Three skips in fifty updates: go back to the last checkpoint and pass the
-data in between; after `rollbacks` of those: give up, exit 7.
-Pure: state in, verdict out; the state travels in the checkpoint. Evidence: PaLM section 5.1, OLMo 2.
+It keeps the running mean and variance (exponential, memory of about 50 updates) of the loss and of the logarithm of the
+norm. An update with a value more than `spike_sigmas` above the mean is skipped, and does not enter the mean. A standard
+deviation is at least a fiftieth of the loss, or a quarter of the norm. So with 6 sigmas a spike is at least 12 % more
+loss, or four times the norm. Less is normal: small batches of a small text hold harder passages, and clipping is enough
+for larger gradients. After three skips in fifty updates the run goes back to the last checkpoint and skips the data in
+between. After `rollbacks` of those it gives up, exit 7.
+Pure: state in, verdict out; the state is saved in the checkpoint. Evidence: PaLM section 5.1, OLMo 2.
 """
 
 import enum
@@ -21,7 +21,7 @@ WARM_UP_UPDATES = 30
 SKIPS_BEFORE_ROLLBACK = 3
 WINDOW_UPDATES = 50
 MIN_SIGMA = 0.02
-"""The least spread of the loss, in nats and as a part of its mean."""
+"""Smallest standard deviation of the loss, in nats; as a part of the mean where that is above 1."""
 MIN_LOG_NORM_SIGMA = 0.23
 
 
@@ -48,7 +48,7 @@ class Running:
         self.variance = (1 - step) * (self.variance + step * difference * difference)
 
     def sigmas(self, value: float, *, least: float) -> float:
-        """How many standard deviations, of which each is `least` at least, `value` lies above the mean."""
+        """Number of standard deviations that `value` lies above the mean. A deviation counts as at least `least`."""
         return (value - self.mean) / max(math.sqrt(self.variance), least)
 
 
@@ -62,11 +62,11 @@ class Guard:
     log_norm: Running = field(default_factory=Running)
 
     def doubts(self, *, loss: float, norm: float) -> bool:
-        """Whether an update should be looked at twice: a spike, or too early to tell. Changes nothing."""
+        """Whether to examine an update's contributions: it is a spike, or it is too early to tell. Changes nothing."""
         return self.updates < WARM_UP_UPDATES or self._is_spike(loss, _log(norm))
 
     def judge(self, *, loss: float, norm: float) -> Verdict:
-        """Called once for each merged update, finite or not."""
+        """Verdict on a merged update, finite or not. Called once for each."""
         self.updates += 1
         if not self._is_spike(loss, _log(norm)):
             self.loss.add(loss)

@@ -1,4 +1,4 @@
-"""How fast this machine trains a run's model: the loop itself, with leases that nobody waits for."""
+"""Measures how fast this machine trains a run's model: it runs the training loop with leases made for that."""
 
 import statistics
 import time
@@ -19,12 +19,12 @@ from cuadrilla.sync.windows import Windows
 from cuadrilla.train.setup import equip, make_task
 
 LEASE_SECONDS, LEASE_UNITS, NUM_LEASES = 2.0, 4096, 3
-"""At most, of a lease; and how many there are."""
+"""Limits of a lease in seconds and in units, and the number of leases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """`used_bytes`: of the device's memory at most; on a processor of this process. `saved_bytes`: of a checkpoint."""
+    """`used_bytes`: peak memory of a CUDA device; else memory of this process. `saved_bytes`: size of a checkpoint."""
 
     tokens_per_second: float
     device: str
@@ -36,11 +36,11 @@ class Measured:
 
 
 def measure(config: Config, folder: Path) -> Measured:
-    """For a run whose paths are relative to `folder`, on its device, in about eight seconds. The passes shrink until
+    """Measure a run whose paths are relative to `folder`, on its device, in about eight seconds. Passes shrink until
     they fit into memory, as in training. Raises TaskError, DataError, ConfigError, DeviceError, ResourceError.
     """
     threads, several = torch.get_num_threads(), len(config.engine.workers) > 1
-    torch.set_num_threads(config.train.threads or (1 if several else threads))  # each of several has one
+    torch.set_num_threads(config.train.threads or (1 if several else threads))  # several workers have one thread each
     try:
         return _measure(config, folder)
     finally:
@@ -53,7 +53,7 @@ def _measure(config: Config, folder: Path) -> Measured:
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)
     used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
-    tokens_per_second = max(leases.rates) * length.unit_tokens  # its first seconds are slower
+    tokens_per_second = max(leases.rates) * length.unit_tokens  # the first seconds are slower
     return Measured(
         tokens_per_second=tokens_per_second,
         device=str(device),
@@ -73,7 +73,7 @@ def _measure(config: Config, folder: Path) -> Measured:
 
 
 def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> float:
-    """The time of an optimizer step; the first one does not count. The weights are of no use any more."""
+    """Median time of an optimizer step, without the first one. The model must not be used for training afterwards."""
     optimizer, seconds = recipe.make_optimizer(trainable(model)), list[float]()
     for _ in range(1 + NUM_LEASES):
         for parameter in trainable(model).values():
@@ -88,7 +88,7 @@ def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> flo
 
 @dataclass(kw_only=True)
 class _Leases:
-    """A coordinator's side of a link: the weights, a lease of one unit, and then leases of some seconds."""
+    """A link that acts as coordinator: it sends the weights, a lease of one unit, and then leases of LEASE_SECONDS."""
 
     weights: Tensors
     device: torch.device
@@ -96,7 +96,7 @@ class _Leases:
     first: int = 0
     began: float = 0.0
     rates: list[float] = field(default_factory=list)
-    """Units per second of each answer."""
+    """Units per second of each answered lease."""
 
     def next_event(self) -> ToWorker:
         if not self.began:

@@ -1,7 +1,7 @@
-"""`nodes/NAME.jsonl` of a run: how each machine was, what it has logged, who it said it was.
+"""`nodes/NAME.jsonl` of a run: each machine's use, its log lines, and the facts that it reported about itself.
 
-A file that has grown to `MAX_BYTES` becomes `NAME.jsonl.1`, in the place of the one before it; each begins with what
-the machine is. A full disk loses rows, and never a run: the run itself tells of it.
+A file that has grown to `MAX_BYTES` is renamed to `NAME.jsonl.1`, replacing the one before. Each begins with the
+machine's facts. On a full disk rows are lost, but the run goes on: the run itself reports the disk.
 """
 
 import json

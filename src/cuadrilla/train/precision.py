@@ -25,12 +25,12 @@ INITIAL_FP16_SCALE = 2.0**16
 ASKED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PASS_TOKENS, LONG_PASS_TOKENS = 2048, 4096
 MAX_LONG_WIDTH = 512
-"""Wider models have long passes as it is."""
+"""Width up to which a model has passes of LONG_PASS_TOKENS: those of wider models take long anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """`loss_scale` is 1 but for fp16, where it starts high and is halved on overflow."""
+    """`loss_scale` is 1 except for fp16, where it starts high and is halved on overflow."""
 
     dtype: torch.dtype
     reason: str
@@ -108,8 +108,8 @@ def choose_for_cpu(instruction_sets: Collection[str]) -> Precision:
 
 
 def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool) -> int:
-    """Have a GPT-2 on a processor take its products from what is usually the fastest here; in strict mode from oneDNN,
-    on all machines alike. Returns the tokens of its longest pass.
+    """Choose the library for a GPT-2's matrix products on a CPU: the one that is usually the fastest here; in strict
+    mode oneDNN on all machines. Returns the limit of tokens in a pass.
     """
     if not isinstance(model, GPT2) or device.type != "cpu":
         return PASS_TOKENS

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the run's steps: machines that join or leave move nothing."""
+"""Learning rate as a function of the run's steps. Machines that join or leave do not change it."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ from cuadrilla.config import ScheduleSection
 
 
 def make_schedule(section: ScheduleSection, *, num_steps: int) -> Callable[[float], float]:
-    """A function from a step, the first of which is 1, or from a part of one, to a factor in [0, 1].
+    """A function from a step to a factor in [0, 1]. The first step is 1; steps may be fractions.
 
-    Rises linearly over `warmup`, stays at 1, falls linearly to `final` over `cooldown`, stays there.
+    The factor rises linearly over `warmup`, stays at 1, falls linearly to `final` over `cooldown`, and stays there.
     """
     warmup = section.warmup * num_steps
     begin = (1 - section.cooldown) * num_steps

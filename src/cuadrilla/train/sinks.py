@@ -1,4 +1,4 @@
-"""Where numbers go: a `Sink`, with JSONL and TensorBoard behind it."""
+"""Where metrics are written: a `Sink`, for JSONL or TensorBoard."""
 
 import json
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from cuadrilla.rundir import KeptLines, finite, make_private, storage_errors
 FLUSH_SECONDS = 10
 
 Scalars = Mapping[str, float | int | str | Mapping[str, float]]
-"""Numbers by name; a mapping holds one for each worker."""
+"""Metrics by name. A mapping holds a number for each worker."""
 
 
 class Sink:
-    """A place for one row of numbers per commit."""
+    """Takes one row of metrics per commit."""
 
     def log(self, step: int, scalars: Scalars) -> None:
         """Take the row of a step."""
 
     def working(self, step: int, part: float) -> None:
-        """Hear which part of a step is done, where that can be told."""
+        """Take which part of a step is done, from 0 to 1."""
 
     def close(self) -> None:
         """Free what is open."""
@@ -40,12 +40,12 @@ class JsonlSink(Sink):
         self._lines.append(json.dumps({"version": step, **finite(scalars)}, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
-        with suppress(ResourceError):  # no failure of a run that has ended, and told before
+        with suppress(ResourceError):  # the run has ended, and `log` has raised it before
             self._lines.append("")
 
 
 class TensorBoardSink(Sink):
-    """Writes an event file; needs the extra `tensorboard`. It ends for good where its disk is full."""
+    """Writes an event file; needs the extra `tensorboard`. After its disk was full it writes nothing more."""
 
     def __init__(self, folder: Path) -> None:
         try:

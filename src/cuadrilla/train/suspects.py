@@ -1,7 +1,7 @@
-"""Contributions that look wrong although every number in them is finite: which of an update are computed again.
+"""Finds contributions that look wrong although every number in them is finite. They are computed again.
 
-In a strange update those that are beyond comparison with the others'. What looks the same when another worker has
-computed it is right: it counts, nobody is to blame, and the guard judges the update.
+In an update that the guard doubts, these are the contributions that are far larger than the others. One that looks the
+same when another worker has computed it is right: it counts, no worker is to blame, and the guard judges the update.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ NON_FINITE, OUTLIER = Message("non-finite"), Message("outlier")
 
 
 class Suspects:
-    """Contributions to the version that is being made; `event` writes one down.
+    """Suspects among the contributions to the version that is being made. `event` writes an event of the run.
 
-    `confirmed`: units of leases that looked wrong and do so again now that another worker has computed them.
+    `confirmed`: units of leases that looked wrong, and did so again when another worker had computed them.
     """
 
     def __init__(self, *, merge: MergeHalf, event: Callable[..., None]) -> None:
@@ -31,11 +31,11 @@ class Suspects:
         self.confirmed.clear()
 
     def find(self, action: events.Merge, reduced: Reduced, *, is_doubted: bool) -> tuple[Sequence[int], Message]:
-        """The contributions, by number, that are computed again, and why: non-finite ones, and in an update that
-        `is_doubted` those of a strange size whose units did not look so before.
+        """Indices of the contributions that are computed again, and why: non-finite ones, or in an update that
+        `is_doubted` outliers whose units did not look so before.
 
-        What did is confirmed, with all that it was leased with: a lease is computed again one unit at a time, and one
-        large unit makes the sum of all of them large.
+        Units that looked so before are confirmed, with the other units of their first lease: a lease is computed again
+        one unit at a time, and one large unit makes the sum over the lease large.
         """
         if reduced.bad or not is_doubted:
             return reduced.bad, NON_FINITE

@@ -1,8 +1,8 @@
-"""The models that teach a run: copied into it when it begins, so that they stay what they are.
+"""The teacher models of a run. They are copied into it when it begins, so that they cannot change.
 
-A second model that learns from a text and from a first one knows more of a small text than any single one (Kim et al.
-2025, arXiv 2509.14786, distil ensembles; here the teacher may be one model). The copies are part of the run by their
-SHA-256: a run is resumed, and a machine joins, only with the same.
+A model that learns from a small text and from a teacher becomes better than a model that learns from the text alone
+(Kim et al. 2025, arXiv 2509.14786, distil ensembles; here the teacher may be one model). A run is resumed, and a
+machine joins it, only with copies of the same SHA-256.
 """
 
 import os

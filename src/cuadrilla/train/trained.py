@@ -1,4 +1,4 @@
-"""What a run has trained, ready to use: with its task, or as a language model without its data."""
+"""The model that a run has trained, ready to use: with its task, or as a language model without its data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Trained:
 
 
 def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> Trained:
-    """A model from its run directory, in the precision it asks for. `newest`: see `choose_step`.
+    """Load a model from its run directory, in the precision that the run asks for. `newest`: see `choose_step`.
 
     Raises ConfigError, DataError, CheckpointError.
     """
@@ -84,7 +84,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A GPT-2 with its tokenizer on its device; `run`, `config` and `step` are None for one that is not a run's."""
+    """A GPT-2 with its tokenizer, on its device. `run`, `config` and `step` are None if the model is not a run's."""
 
     model: GPT2
     tokenizer: Tokenizer
@@ -96,7 +96,7 @@ class LanguageModel:
     step: Step | None = None
 
     def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
-        """Continue a text, in pieces as they come; an empty one begins anew."""
+        """Continue a text; yields pieces as they are generated. An empty prompt begins a new text."""
         return generate_text(self.ready, self.tokenizer, prompt, sampling=sampling)
 
     @cached_property
@@ -150,7 +150,7 @@ def run_of(path: Path) -> RunDir | None:
 
 
 def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageModel:
-    """The model in fp32 on the CPU; an imported model brings its tokenizer along, and training keeps a copy."""
+    """Open a run's model in fp32 on the CPU. Its tokenizer is the imported model's, the run's copy or the data's."""
     config = read_run_config(run)
     if not isinstance(config.task, LanguageTaskSection):
         hint = "name a run with task.kind = language"
@@ -193,4 +193,4 @@ def _untrained(run: RunDir) -> CheckpointError:
 
 
 def _precision(asked: str, *, device: torch.device) -> Precision:
-    return choose_precision(asked if asked in ("fp32", "bf16") else "auto", device=device)  # fp16: not everywhere
+    return choose_precision(asked if asked in ("fp32", "bf16") else "auto", device=device)  # not all devices have fp16
