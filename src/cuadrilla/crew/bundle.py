@@ -133,7 +133,7 @@ def adopt(folder: Path, *, home: Home) -> None:
 
 
 def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
-    """Fetch those of these files that are missing, and link them into `folder`. Raises as `_download`."""
+    """Fetch the files that are missing in `folder`, and link them there. Raises as `_download`."""
     wanted = {folder / file.path: file for file in files if not _is(folder / file.path, file)}
     if not wanted:
         return

@@ -83,8 +83,9 @@ class Children:
         again: Callable[[int], bool] = lambda _signal: False,
         answers: bool = True,
     ) -> None:
-        """`environment`: variables besides this process's own; no secrets, and none in `command`. `again`: whether to
-        restart it after this signal. Without `answers` it has our standard output, and a process group of its own.
+        """`environment`: variables besides this process's own. Neither it nor `command` holds secrets. `again`: whether
+        to restart the child after this signal. Without `answers` the child writes to our standard output, and is in a
+        process group of its own.
         """
 
         def run() -> "subprocess.Popen[str]":

@@ -91,8 +91,8 @@ class IdlePolicy:
         return used > BUSY_PART if working else now - self._used_at < QUIET_SECONDS
 
     def _gpu_others(self, *, working: bool) -> float | None:
-        """Part of a GPU that other programs use, of the GPU that they use most. While this process works, only use that
-        is known to be theirs counts; before that all use, unless it may be ours in another process.
+        """Part of a GPU that other programs use; of several GPUs the highest. While this process works, only use that
+        is known to be theirs counts. Before that all use counts, unless it may be ours in another process.
         """
         cards = self._gpus.rows()
         if not cards:

@@ -100,8 +100,8 @@ class Island:
             self.device = choose_device(requested)
 
     def equip(self, config: Config, folder: Path, *, threads: int = 0, speed: float = 1.0) -> Equipment:
-        """Load model and data on this rank's device and form the group; called at every rank. `threads` 0: `cores`.
-        Raises as `form`."""
+        """Load model and data on this rank's device and form the group; called at every rank. `threads` 0: as many as
+        `cores`. Raises as `form`."""
         self.take_device(config.train.device)
         made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
         self.form(config, made.task, made.model, parameters=made.parameters[0])

@@ -39,7 +39,7 @@ def supervise(
     deaths = Deaths(lambda: run.metrics.stat().st_size if run.metrics.exists() else 0)  # it grows with every commit
 
     def hear(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and asked:  # kernel and shell both send it: a second one means no haste
+        if number == signal.SIGHUP and asked:  # kernel and shell both send it: the second one asks for nothing more
             return
         asked.append(number)
         first = signal.SIGTERM if number == signal.SIGHUP else number

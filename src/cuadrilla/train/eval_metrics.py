@@ -140,7 +140,7 @@ def _figure(name: str, items: Items, *, of: str, unit: str, drawn_from: Items) -
 
 
 def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int], int]]:
-    """Windows of at most `context` + 1 tokens, and how many at the end are new. Each token but the first is new once."""
+    """Windows of at most `context` + 1 tokens, and how many at the end are new. All but the first are new once."""
     step = max(context // 2, 1)
     done = 1
     while done < len(ids):

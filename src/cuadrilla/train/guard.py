@@ -3,9 +3,9 @@
 It keeps the running mean and variance (exponential, memory of about 50 updates) of the loss and of the logarithm of the
 norm. An update with a value more than `spike_sigmas` above the mean is skipped, and does not enter the mean. A standard
 deviation is at least a fiftieth of the loss, or a quarter of the norm. So with 6 sigmas a spike is at least 12 % more
-loss, or four times the norm. Less is normal: small batches of a small text hold harder passages, and clipping is enough
-for larger gradients. After three skips in fifty updates the run goes back to the last checkpoint and skips the data in
-between. After `rollbacks` of those it gives up, exit 7.
+loss, or four times the norm. Smaller ones are not skipped: small batches of a small text hold harder passages, and for
+larger gradients clipping is enough. After three skips in fifty updates the run goes back to the last checkpoint and
+passes over the data in between. After `rollbacks` of those it gives up, exit 7.
 Pure: state in, verdict out; the state is saved in the checkpoint. Evidence: PaLM section 5.1, OLMo 2.
 """
 

@@ -121,7 +121,7 @@ def read_records(folder: Path, version: int) -> Iterator[JournalRecord]:
 
 
 def _length_crc(total: int, head_bytes: int) -> int:
-    """CRC-32 of the lengths, where a record's begins: a flipped bit in them must not shift the header's end."""
+    """CRC-32 of the lengths, with which a record's CRC begins: a flipped bit in them must not move the header's end."""
     return zlib.crc32(struct.pack("<QI", total, head_bytes))
 
 

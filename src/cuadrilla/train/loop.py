@@ -180,7 +180,7 @@ def unscale(sync: WorkerHalf, loss_scale: float) -> bool:
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether memory ran out. CUDA and Python raise a class for it; the CPU and MPS allocators only have a text."""
+    """Whether memory ran out. CUDA and Python have a class for it; the CPU and MPS allocators only have a message."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         text in str(error) for text in OUT_OF_MEMORY_TEXTS
     )
