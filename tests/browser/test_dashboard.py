@@ -221,7 +221,7 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
     tab.until(TOLD)
     assert texts(tab, ".events tbody td:last-child")[1] == "luis quedó fuera (la conexión terminó)."
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("es", "Cuadrilla")
-    left_out = "loss or gradient out of the usual range: this update is left out, the training goes on"
+    left_out = "unusually large loss or gradient: this update is skipped, and training continues"
     said = tab.value(f"['waiting: on battery', 'step 3: {left_out} (loss 5)'].map((one) => reasonOf(one).slice(0, 22))")
     assert said == ["en espera: con batería", "paso 3: pérdida o grad"]
     go(tab, "crew")

@@ -42,7 +42,7 @@ def lane(
     parts: int = 1,
 ) -> Answer:
     """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
-    model, sums = nn.ParameterDict({"w": torch.zeros(3)}), Sums()
+    model, sums = nn.ParameterDict({"w": torch.zeros(merge.version(steps=STEPS)["w"].shape)}), Sums()
     worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version(steps=STEPS))
     lease = Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS, parts=parts, whole=whole)
@@ -62,8 +62,9 @@ def changed(answer: Answer, name: str, tensor: Tensor) -> Answer:
     )
 
 
-def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps() -> None:
-    model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
+@pytest.mark.parametrize("shape", [(3,), ()], ids=["a vector", "a scalar"])
+def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps(shape: tuple[int, ...]) -> None:
+    model, rates = nn.ParameterDict({"w": torch.zeros(shape)}), list[float]()
     merge = Windows(steps=STEPS, bits=32).merge(model, recipe([]))
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
     assert rates == 2 * [9, 10, 11, 12]

@@ -76,7 +76,7 @@ class IdlePolicy:
     def why_wait(self, *, working: bool) -> Message | None:
         """Why not to work now; None where nothing is in its way. `working`: whether this process works now."""
         if self._home.is_paused:
-            return Message("paused: cuadrilla pause --off")
+            return Message("paused by this machine's owner; to resume: cuadrilla pause --off")
         if self.rules.on_power and read_battery()[1]:
             return Message("on battery")
         if self.rules.while_idle and self._is_used(working=working):

@@ -42,7 +42,7 @@ from cuadrilla.model.task import Task
 from cuadrilla.rundir import finite
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.sync.statistics import refuse_private_buffers
-from cuadrilla.train.fingerprint import code_fingerprint
+from cuadrilla.train.fingerprint import SHOWN_DIGITS, code_fingerprint
 from cuadrilla.train.loop import environment
 from cuadrilla.train.precision import choose_device
 from cuadrilla.train.runtime import Outcome
@@ -51,7 +51,6 @@ from cuadrilla.train.setup import Equipment, RunContext
 PATIENCE = timedelta(minutes=10)
 """Time for which ranks wait for each other: people start torchrun on one machine after the other, and rank 0 evaluates.
 If the process of a rank ends, Gloo or NCCL notices at once."""
-SHOWN_DIGITS = 12
 RUN, ALIKE = "run", "alike"
 
 Facts = Mapping[str, Any]
@@ -198,7 +197,7 @@ def joined(place: Place) -> Iterator[Island]:
         store, *_ = next(rendezvous("env://", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         raise LinkError(
-            "rank {rank} does not meet the others at MASTER_ADDR:MASTER_PORT: {reason}",
+            "rank {rank} cannot reach the other ranks at MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,
             reason=first_line(error),
             hint="start rank 0 first, let its port through that machine's firewall, or take another MASTER_PORT",
@@ -210,7 +209,7 @@ def joined(place: Place) -> Iterator[Island]:
     except BaseException as error:
         if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise LinkError(
-                "the island broke: {reason}",
+                "the connection between the ranks broke: {reason}",
                 reason=first_line(error),
                 hint="see what the other ranks say; the same command goes on from the newest checkpoint; "
                 "torchrun --max-restarts does it by itself",
@@ -294,7 +293,7 @@ def require_alike(ranks: Sequence[Facts]) -> None:
         for key in {**ours, **theirs}:
             if ours.get(key) != theirs.get(key):
                 raise ConfigError(
-                    "rank {rank} has other {what} than rank 0: {theirs} and {ours}",
+                    "{what} differs: {theirs} at rank {rank}, {ours} at rank 0",
                     rank=rank,
                     what=key,
                     theirs=theirs.get(key, ""),

@@ -111,8 +111,9 @@ class Corpus:
         """Drop documents that earlier ones contain. Sources in `alike` are exempt: their texts resemble each other."""
         is_compared = (self.splits != DROP) & ~np.isin(self.sources, alike)
         parts = [np.zeros(0, dtype=np.uint64)]
+        num_characters = self.num_characters
         for chunk in self.chunks:
-            samples = duplicates.thinned(chunk.array("samples"), num_characters=self.num_characters)
+            samples = duplicates.thinned(chunk.array("samples"), num_characters=num_characters)
             parts.append(samples + np.uint64(chunk.first))
         samples = np.concatenate(parts)
         samples = samples[is_compared[samples & np.uint64(0xFFFFFFFF)]]

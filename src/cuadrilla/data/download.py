@@ -162,8 +162,10 @@ def _pour(response: httpx.Response, part: Part, *, start: int, progress: Progres
     """Append a response's bytes to the part. Raises TransportError if they do not continue it."""
     validator = _validator(response.headers)
     if response.status_code in (206, 416) and start:
-        goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        if not goes_on or validator not in ("", part.validator):
+        sent, is_same = response.headers.get("Content-Range", ""), validator in ("", part.validator)
+        if is_same and sent == f"bytes */{start}":
+            return  # it was complete
+        if not is_same or not sent.startswith(f"bytes {start}-"):
             part.discard()
             raise httpx.ReadError("the file has changed")
     elif response.status_code == 200:

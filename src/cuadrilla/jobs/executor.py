@@ -93,7 +93,10 @@ def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.
 
     def take_back() -> None:
         for ended in (ended for executor in executors for ended in executor.poll()):
-            work.ended(replace(ended, reason="") if ended.lost and losses[ended.job].allow() else ended)
+            again = ended.lost and losses[ended.job].allow()
+            work.ended(replace(ended, reason="") if again else ended)
+            if not again:
+                del losses[ended.job]
 
     def preempt(jobs: Iterable[str]) -> None:
         for job in jobs:

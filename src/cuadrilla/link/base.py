@@ -29,7 +29,7 @@ else:  # messages need no torch
 
 TensorRef = object  # identifies a Version's tensors at both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
-NOT_LISTED = Message("this node is not in the crew, or no longer: `cuadrilla kick` removes a node")
+NOT_LISTED = Message("this node is not in the crew; it may have been removed with `cuadrilla kick`")
 LEAVES = Message("this machine leaves")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
 COORDINATOR = "coordinator"

@@ -128,7 +128,7 @@ class Connection:
             template = "{path} arrived damaged, or it has changed since the coordinator began the run"
             if begun:  # the resumed part may be that of another file
                 raise LinkError(template, path=file.path, hint="try again")
-            raise Refused(template, path=file.path, hint="there, stop the run and start it again")
+            raise Refused(template, path=file.path, hint="stop the run where it is coordinated, and start it again")
         part.replace(to)
         fsync_folder(to.parent)
 
@@ -162,7 +162,7 @@ class Connection:
         for head, data in zip(arriving, arriving, strict=False):  # messages and data alternate
             part = wire.decode(head, FilePart)
             yield part.name, data, part.num_bytes
-        raise LinkError("the coordinator ended the session", hint="it is asked again")
+        raise LinkError("the coordinator ended the session", hint="this machine tries again")
 
     def session(self, *, parameters: Sequence[wire.Layout]) -> "GrpcLink":
         """Begin a session. `parameters`: the layouts that a version of this run may have."""
@@ -330,7 +330,7 @@ class GrpcLink:
                 yield message
 
     def _read(self) -> None:
-        problem = LinkError("the coordinator ended the session", hint="it is asked again")
+        problem = LinkError("the coordinator ended the session", hint="this machine tries again")
         try:
             for raw in self._responses:
                 message: ToWorker | Order = wire.decode(raw, *FROM_COORDINATOR)

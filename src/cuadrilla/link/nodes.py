@@ -58,10 +58,7 @@ class AllowList:
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._changing() as nodes:
             nodes.pop(own, None)
-            suffixes = (
-                "",
-                *(f"-{number}" for number in range(2, len(nodes) + 4)),
-            )  # cloned machines have one host name
+            suffixes = ["", *(f"-{number}" for number in range(2, len(nodes) + 4))]  # cloned machines have one name
             free = (name[: MAX_NAME - len(suffix)] + suffix for suffix in suffixes)
             name = next(each for each in free if each not in nodes and each != COORDINATOR)
             nodes[name] = _hashed(token)

@@ -305,7 +305,7 @@ class CrewServer:
             case Keep() if self._jobs is not None:
                 self._jobs.keep(worker, message, self._data(session, requests))
             case _:
-                raise LinkError("it speaks of a job, and this run has none", hint="install the same version there")
+                raise LinkError("it sent a message about a job, but this coordinator trains one run together", hint="install the same version there")
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
         """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
@@ -393,7 +393,7 @@ class CrewServer:
         files = (path for path, sha256 in self._offer.files.values() if sha256 == wanted.sha256)
         path = next(files, None) or (self._jobs.file(wanted.sha256) if self._jobs is not None else None)
         if path is None:
-            raise LinkError("what is asked for is not here")
+            raise LinkError("the coordinator does not offer this file or version")
         yield from wire.file_chunks(path, wanted.offset)
 
     # -- authentication ------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def decode(raw: bytes, *kinds: type) -> Any:
             if kind.__name__.encode() == name:
                 return _adapter(kind).validate_json(text, strict=True)
     hint = "install the same version on both machines"
-    raise LinkError("a message cannot be used: {name!r}", name=name[:40].decode(errors="replace"), hint=hint)
+    raise LinkError("a message of an unknown kind, or with invalid values, arrived: {name!r}", name=name[:40].decode(errors="replace"), hint=hint)
 
 
 @cache
@@ -241,5 +241,5 @@ def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Mem
 
 
 def _unexpected() -> LinkError:
-    template = "tensors arrived that are not those of this model, or not all of them"
-    return LinkError(template, hint="the other machine is asked again")
+    template = "the tensors that arrived do not match this model, or are incomplete"
+    return LinkError(template, hint="the transfer is tried again")

@@ -26,7 +26,7 @@ def generate(
 ) -> Generator[int, None, Reason]:
     """Continue a prompt. Yields token ids, returns why it ended. Stop strings need text: see `generate_text`.
 
-    Raises CheckpointError if the model's numbers are not finite.
+    Raises CheckpointError if the model computes NaN or infinite values.
     """
     row = Row(list(prompt_ids), sampling)
     rows = _rows_for(model, [row])
@@ -60,7 +60,7 @@ def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sa
 def _check(row: Row) -> None:
     if row.reason == "error":
         raise CheckpointError(
-            "the model's numbers are not finite", hint="choose another step: it may have been damaged in training"
+            "the model computes NaN or infinite values", hint="use another checkpoint: this one may have been damaged in training"
         )
 
 

@@ -142,7 +142,7 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise CheckpointError(
-            "{name} describes no GPT-2 that is known here: {problem}",
+            "{name} does not describe a supported GPT-2: {problem}",
             name=name,
             problem=f"{'.'.join(map(str, first['loc']))} = {first['input']!r:.100}: {first['msg']}",
             hint='other models are trained with [task] kind = "file"',

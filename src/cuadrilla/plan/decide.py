@@ -132,9 +132,9 @@ def _batch(config: Config, tokens: int) -> Decision | None:
     sequences = unit * max(step_tokens(tokens, alone=alone) // (context * unit), 1)
     step = sequences * context
     if alone:
-        reason = Message("{step:,} tokens a step, of {tokens:,}", step=step, tokens=tokens)
+        reason = Message("steps of {step:,} tokens, in a run of {tokens:,}", step=step, tokens=tokens)
     else:
-        reason = Message("{step:,} tokens a step, of {tokens:,}, in a crew", step=step, tokens=tokens)
+        reason = Message("steps of {step:,} tokens, in a crew's run of {tokens:,}", step=step, tokens=tokens)
     return Decision(key="train.batch_sequences", value=sequences, reason=reason)
 
 
@@ -143,7 +143,7 @@ def _decay(config: Config, *, tokens: int, text: int) -> Decision:
     context, weights = config.model.shape[3], block_weights(config)
     steps = text / (config.train.batch_sequences * context)
     decay = weight_decay(epochs, text=text, weights=weights, epoch_steps=steps, lr=config.optim.lr)
-    reason = Message("read {epochs:.1f} times, {steps:,.0f} steps each time", epochs=epochs, steps=steps)
+    reason = Message("the text is read {epochs:.1f} times, in {steps:,.0f} steps each", epochs=epochs, steps=steps)
     return Decision(key=DECAY, value=decay, reason=reason)
 
 

@@ -79,9 +79,9 @@ class Batcher:
         if number > most:
             raise Refusal(400, f"that is more than the {most} texts that this service takes at once", param="n")
         if self._closing:
-            raise Refusal(503, "the service is ending", code="draining", Retry_After="1")
+            raise Refusal(503, "the service is shutting down", code="draining", Retry_After="1")
         if number and len(self._calls) + number > most:
-            raise Refusal(429, "too many calls wait already", code="overloaded", Retry_After="1")
+            raise Refusal(429, "too many requests are waiting; try again later", code="overloaded", Retry_After="1")
 
     def end(self) -> None:
         """End all rows at once, with the reason `error`, and refuse new ones."""

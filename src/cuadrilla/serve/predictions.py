@@ -47,7 +47,7 @@ class Predictor:
             }
         except (KeyError, NameError, TypeError, PydanticUserError) as error:
             raise TaskError(
-                "{task}.predict does not say what it takes and gives, or JSON cannot hold it: {problem}",
+                "{task}.predict needs annotations for its inputs and outputs that JSON can express: {problem}",
                 **about,
                 problem=str(error).partition("\n")[0],
                 hint="annotate it: def predict(self, model: nn.Module, inputs: list[In]) -> list[Out]",

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
+import torch
 
 from cuadrilla.config import LanguageTaskSection
 from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.host.container import Cgroups, read_memory
 from cuadrilla.model.rows import Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import read_run_config
@@ -89,7 +90,7 @@ def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
         return Rows(opened.ready, slots=slots)
     except RuntimeError:  # torch's error when memory runs out
         raise ResourceError(
-            "{name}: there is no room for {slots} texts together",
+            "{name}: not enough memory to continue {slots} texts at once",
             name=name,
             slots=slots,
             hint="--slots {fewer}, or a smaller model",
@@ -99,9 +100,11 @@ def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
 
 def slots_for(opened: LanguageModel) -> int:
     """The number of slots, at most `MAX_SLOTS`, whose keys and values fit into `PART_OF_MEMORY` of the free memory."""
-    config = opened.model.config
+    config, place = opened.model.config, next(opened.model.parameters()).device
     each = 2 * config.layers * config.context * config.width * 4
-    return int(min(MAX_SLOTS, max(1, psutil.virtual_memory().available * PART_OF_MEMORY // each)))
+    used, most = read_memory(Cgroups())
+    free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else most - used
+    return int(min(MAX_SLOTS, max(1, free * PART_OF_MEMORY // each)))
 
 
 def _named(given: Sequence[str]) -> dict[str, Path]:

@@ -231,7 +231,7 @@ class Membership:
 
 def banned(seconds: float) -> Message:
     """The message that a node may not take part for this long."""
-    template = "left out for {minutes} min: unusable contributions in {rounds} rounds"
+    template = "excluded for {minutes} minutes: its contributions were unusable in {rounds} rounds"
     return Message(template, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
 
 

@@ -127,7 +127,7 @@ class UnitStatistics:
                     "{name} was called once in an earlier pass and {num_calls} times in this one",
                     name=name,
                     num_calls=num_calls,
-                    hint="its statistics would be those of the last call: use a BatchNorm for each place",
+                    hint="only the last call's statistics would count: use a separate BatchNorm for each call",
                 )
         measured = {_full(name, key): self._own[name][key] for name in called for key in VALUES}
         values = torch.cat([*measured.values()]).cpu().double()  # one copy from the device, not one for each module
@@ -200,7 +200,7 @@ def refuse_private_buffers(model: nn.Module) -> None:
         changed = [name for name, (old, count) in before.items() if now.get(name) is not old or old._version != count]
         if changed:
             raise TaskError(
-                "the buffer {name} changes in a pass, and several workers do not share it",
+                "a forward pass changes the buffer {name}, which is not merged between workers",
                 name=changed[0],
                 hint="make it a parameter, register it with persistent=False if it is a cache, or use one worker",
             )

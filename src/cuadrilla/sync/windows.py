@@ -213,7 +213,7 @@ class WindowsMerge:
                 if name.startswith((GRADIENT, SQUARE)):
                     weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
                 mean.add_(expanded(answer.contribution.tensors, name).to(mean.device), alpha=weight)
-            self._mean[name] = mean.round_() if mean.ndim == 0 else mean  # step counters are equal integers
+            self._mean[name] = mean.round_() if name.startswith(f"{STATE}step.") else mean  # equal integers
         whole = float(nn.utils.get_total_norm(self._mean.values()))
         norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._direction_names(self._mean)]))
         norm = norm if math.isfinite(whole) else whole

@@ -47,8 +47,7 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
         return ""
     sampling = Sampling(temperature=section.temperature, top_p=TOP_P, max_tokens=section.tokens, seed=seed)
     assert isinstance(model, GPT2)
-    with not_training(model):
-        return section.prompt + "".join(generate_text(model, task.tokenizer, section.prompt, sampling=sampling))
+    return section.prompt + "".join(generate_text(model, task.tokenizer, section.prompt, sampling=sampling))
 
 
 def judge_stories(

@@ -356,11 +356,11 @@ class CoordinatorRuntime:
                 factor = self.merge.step(norm=self._row["grad_norm"], version=action.version, steps=action.steps)
                 self._row["lr_factor"] = factor
             case Verdict.SKIP:
-                said = Message("loss or gradient out of the usual range: this update is left out, the training goes on")
+                said = Message("unusually large loss or gradient: this update is skipped, and training continues")
                 self._log_incident(said, action, level=logging.WARNING, kind="update skipped")
                 self.store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                said = Message("too many updates left out: back to the last checkpoint, with other data from there")
+                said = Message("too many updates were skipped: training continues from the last checkpoint, without the data in between")
                 self._log_incident(said, action, level=logging.WARNING, kind="rolled back to the last checkpoint")
                 self.store.roll_back()
             case Verdict.GIVE_UP:
@@ -404,12 +404,12 @@ class CoordinatorRuntime:
     def _tell_kind(self, version: int) -> None:
         """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
         if self._kind == ALONE:
-            how = Message("the fastest machine alone, sooner than with the others over this network")
+            how = Message("only the fastest machine trains, because over this network that is faster")
         elif self._kind == 1:
             how = Message("all machines together in each step")
         else:
             how = Message(
-                "each machine {steps} steps by itself, then a merge: sooner over this network", steps=self._kind
+                "each machine makes {steps} steps by itself before a merge, because over this network that is faster", steps=self._kind
             )
         log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
         self.store.event("rounds", version=version, steps=self._kind, reason=how)

@@ -44,7 +44,7 @@ class Search:
         self.section, self._space = section, space
         self._grid = space.grid() if section.sampler == "grid" else []
         usual = len(self._grid) or USUAL_TRIALS
-        self.num_trials = min(section.trials or usual, len(self._grid) or section.trials or usual)
+        self.num_trials = min(section.trials or usual, usual) if self._grid else section.trials or usual
         self._running: set[int] = set()
         self._study = optuna.create_study(
             study_name=STUDY,

@@ -33,7 +33,7 @@ def json_lines(stream: IO[bytes], *, where: str, field: str, counts: Counter[str
                 has_text = True
                 yield text
     if first_why and not has_text:
-        raise DataError("no record has a text; the first one: {why}", why=first_why, hint=HINT)
+        raise DataError("no record has text in that field; the first record: {why}", why=first_why, hint=HINT)
 
 
 def _text_of(line: bytes, field: str) -> tuple[str | None, str]:
