@@ -1,3 +1,3 @@
 from cuadrilla.host.process import sleep_early
 
-sleep_early()  # as the command does, before torch is loaded
+sleep_early()  # as in the command `cuadrilla`: it must be called before torch is loaded

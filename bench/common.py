@@ -1,4 +1,4 @@
-"""What every benchmark shares: options, medians, turns, one JSON object on stdout, a little text."""
+"""Shared by the benchmarks: command-line options, timing in turns, medians, the JSON report on stdout, small data."""
 
 import argparse
 import json
@@ -21,8 +21,8 @@ from cuadrilla.runfile import resolve
 
 
 def options(description: str | None, **named: Any) -> argparse.Namespace:
-    """`name=default`: an option, of several values where the default is a list. `name=type`: an argument that must be
-    given, once or (`[type]`) several times."""
+    """Parse the command line. `name=default` declares `--name`: a list takes several values, `False` makes a flag.
+    `name=type` declares a required argument of one value, `name=[type]` one of several values."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, given in named.items():
         several = isinstance(given, list)
@@ -38,17 +38,17 @@ def options(description: str | None, **named: Any) -> argparse.Namespace:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Median, minimum, maximum and count."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "count": len(values)}
 
 
 def ratios(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest of a / b, pair by pair."""
+    """The summary of a / b, which is computed pair by pair."""
     return summary([x / y for x, y in zip(a, b, strict=True)])
 
 
 def report(name: str, **fields: Any) -> None:
-    """The result, with versions, processor, threads and the load of the last minutes."""
+    """Print the result as JSON, with the versions of the software, the processor, the threads and the load averages."""
     environment = read_environment()
     machine = {
         "cpu": environment["cpu"],
@@ -64,12 +64,12 @@ def report(name: str, **fields: Any) -> None:
 
 
 def stories(folder: Path, *, number: int) -> None:
-    """A data folder of so many of the built-in stories."""
+    """Prepare a data folder with this number of the built-in stories."""
     prepare([f"cuentos:{number}"], out=folder, options=PrepareOptions(vocab=512))
 
 
 def tokenizer_of(vocab_size: int) -> Tokenizer:
-    """The bytes, the end of a text, and tokens that no text has: so many in all."""
+    """A byte-level tokenizer: the end of text, the 256 bytes, and unused tokens up to the size of the vocabulary."""
     tokens = [END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokens += [f"<unused {number}>" for number in range(len(tokens), vocab_size)]
     inner = tokenizers.Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
@@ -84,7 +84,7 @@ def configure(text: str, *sets: str) -> Config:
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds of one call, everything on the device included."""
+    """Seconds that one call takes, until a GPU has finished its work, too."""
     began = time.perf_counter()
     function()
     if torch.cuda.is_available():
@@ -93,7 +93,7 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def in_turns(runs: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each in so many rounds, every other one backwards."""
+    """Seconds of each run in each round. The runs take turns, and every other round goes through them in reverse."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in list(runs)[:: -1 if number % 2 else 1]:

@@ -1,11 +1,11 @@
-"""How fast the dashboard opens a long run of a large crew, and what that costs, measured in Chromium.
+"""How fast the dashboard opens a long run of a large crew in Chromium, and how much memory that takes.
 
     python -m bench.dashboard [--workers 100] [--rounds 10000]
 
-Writes a run directory as a crew of so many workers leaves it, starts `cuadrilla dashboard` on it, and opens its page
-with an empty profile: seconds until all that the run holds is on the page (curves, shares, a row a machine), the
-memory of the page (its heap, and the private memory of its process), the memory of the dashboard; then
-what it reads and how long it takes when one row comes.
+Writes the run directory that a crew of `--workers` machines leaves, starts `cuadrilla dashboard` on it, and opens its
+page in a browser with an empty profile. Reported are the seconds until the curves are on the page, and until each
+machine has its row; the JavaScript heap of the page, the private memory of its process and the memory of the dashboard.
+Then one row is added to the metrics: the bytes that the dashboard reads for it, and the seconds until the page has it.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def opened(tab: Tab, link: str, *, workers: int) -> dict[str, float]:
 
 
 def renderers() -> float:
-    """Private memory of the largest process that draws a page, in MB."""
+    """Private memory of the largest renderer process of Chromium, in MB."""
     found = [0.0]
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that has just ended
@@ -92,7 +92,7 @@ def measure(crew: WrittenCrew, place: Path, *, workers: int, opens: int) -> dict
 
 
 def followed(tab: Tab, crew: WrittenCrew, process: psutil.Process) -> dict[str, float]:
-    """One more row: what is read for it, and until it is on the page."""
+    """Add one row: the bytes that the dashboard reads for it, and the seconds until it is on the page."""
     before = process.io_counters().read_chars
     began = time.perf_counter()
     row = crew.row(crew.rounds + 1)

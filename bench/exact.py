@@ -1,9 +1,10 @@
-"""Exactness on a real GPT-2: one worker, two equal and three unequal workers, strict and not.
+"""Exactness on a GPT-2: the weights of two equal and of three unequal workers beside those of one.
 
     python -m bench.exact [--steps 20] [--settings "adamw fp32" ...]
 
-Trains `micro` on the built-in stories with each crew. `strict` holds one SHA-256 over weights and optimizer state per
-crew (all must be equal); the others hold ‖θ_crew − θ_one‖ / ‖θ_one‖ over all parameters.
+Each crew trains `micro` on the built-in stories twice, with and without strict mode. `strict` has the SHA-256 of each
+crew over weights and optimizer state; all must be equal. `relative_difference` compares the weights of the runs without
+strict mode: ‖θ_crew − θ_one‖ / ‖θ_one‖ over all parameters.
 """
 
 import tempfile
@@ -42,7 +43,7 @@ tokens = 0
 
 
 def compare(data: Path, folder: Path, *, steps: int, setting: str) -> dict[str, object]:
-    """Every crew against the single worker."""
+    """Train every crew, and compare it with the single worker."""
     optimizer, precision = setting.split()
 
     def trained(name: str, *, strict: bool) -> Path:

@@ -1,12 +1,12 @@
-"""Greedy generation against transformers' `generate`: same weights, same threads, same precision, turns taken.
+"""Greedy generation beside transformers' `generate`, with the same weights, threads and precision, in turns.
 
     python -m bench.generate [--shape 124m 10m] [--precision fp32 bf16]
 
-Random weights. Each repeat times one stream of ours and of theirs, and a batch of ours (`--batch`), in alternating
-order; reported are medians. Prefill is included. `identical` says whether all tokens agree (expected in fp32; in bf16
-rounding differs). `batch_over_stream`: tokens of our batch over those of one stream of transformers.
-`weights_gb_per_second` is what one stream reads, all weights once for each token; `machine_gb_per_second` a product of
-one row with a matrix of 512 MB, in the same turns.
+The weights are random. Each repeat times one stream of cuadrilla, one stream of transformers and a batch of cuadrilla
+(`--batch` rows), in alternating order, prefill included. Reported are medians. `identical`: whether both streams have
+the same tokens, which is expected in fp32; in bf16 rounding differs. `batch_over_stream`: tokens per second of the
+batch over those of the stream of transformers. `weights_gb_per_second`: how fast our stream reads the weights, all of
+them once for each token. `machine_gb_per_second`: how fast a product with one row reads a matrix of 512 MB.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SHAPES = {  # layers, heads, width, context, vocabulary
     "10m": (6, 5, 320, 512, 8192),
 }
 READ_NUMBERS = 2**27
-"""Of the matrix that shows how fast the machine reads."""
+"""Elements of the fp32 matrix that shows how fast the machine reads memory."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -42,7 +42,7 @@ def random_model(shape: str) -> GPT2:
 
 
 class Theirs:
-    """The same model as transformers has it."""
+    """The same model in transformers."""
 
     def __init__(self, ours: GPT2, *, precision: str) -> None:
         transformers.logging.set_verbosity_error()
@@ -54,7 +54,7 @@ class Theirs:
         self._model.to(DTYPES[precision]).eval()
 
     def tokens(self, prompt: list[int], *, number: int) -> list[int]:
-        """So many new ones, the likeliest each."""
+        """Generate this number of new tokens greedily."""
         ids = torch.tensor([prompt])
         length = {"max_new_tokens": number, "min_new_tokens": number}
         found = self._model.generate(
@@ -68,7 +68,7 @@ def measure(shape: str, precision: str, given: argparse.Namespace) -> dict[str, 
     model = random_model(shape)
     theirs, tokens, rows = Theirs(model, precision=precision), given.new_tokens, given.batch
     model.compute_dtype = DTYPES[precision]
-    ours = InferenceModel(model)  # once, as theirs is cast once
+    ours = InferenceModel(model)  # made once, before the timing: transformers' model is cast once, too
     prompts = torch.randint(model.config.vocab_size, (rows, given.prompt_tokens)).tolist()
     sampling, to_read = Sampling(temperature=0, max_tokens=tokens), torch.ones(READ_NUMBERS).view(-1, 1024)
     runs: dict[str, Callable[[], Any]] = {

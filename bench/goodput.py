@@ -1,20 +1,20 @@
-"""How much of its speed a crew keeps when something breaks every minute.
+"""How much of its speed a crew keeps when there is a fault every minute.
 
     python -m bench.goodput [--minutes 3] [--seconds 60]
 
-A coordinator and three workers (`micro`, strict) on a network of their own, each worker with 0.4 of a core, so that
-nobody has more while another is away; the steps are so large that computing is most of their time. Stretches of
-`--seconds` follow each other: one undisturbed, then one for each fault, which comes at its beginning; then again,
-`--minutes` times each. Goodput is the steps of a stretch beside the median of the undisturbed ones; committed steps are
-never lost, so these are all steps there are. A worker that is away for a sixth of the time takes 1/18 of the crew's
-power with it: no crew could do better than 0.944 then.
+A coordinator and three workers train `micro` in strict mode on a network of their own. Each worker is limited to 0.4 of
+a core, so that none gets more while another is away. The steps are so large that computing takes most of their time.
+The measurement is `--minutes` cycles. A cycle has a stretch of `--seconds` without a fault, and one for each fault,
+which comes at its beginning. Goodput is the steps of a stretch over the median of the undisturbed ones. All steps
+count, since no committed step is lost. A worker that is away for a sixth of a stretch takes 1/18 of the crew's power
+with it, so no crew could reach more than 0.944 then.
 
-    worker killed        its `cuadrilla join` is typed again at once, as a service would do
+    worker killed        the same `cuadrilla join` is started again at once, as a service would do
     worker frozen        for a sixth of the stretch
-    worker cut off       its cable is pulled for a sixth of the stretch
-    coordinator killed   its parent starts it again
+    worker cut off       its network cable is pulled for a sixth of the stretch
+    coordinator killed   its parent process starts it again
 
-Needs root: namespaces and control groups.
+Needs root, for network namespaces and control groups.
 """
 
 import signal
@@ -41,7 +41,7 @@ AWAY = 1 / 6
 
 
 def stretch(kind: str, worker: Place, crew: "subprocess.Popen[str]", run: RunDir, *, seconds: float) -> int:
-    """Steps in so many seconds, with a fault at the beginning, which lasts for a part of it."""
+    """Steps that are committed in a stretch of `seconds`, which begins with a fault of this kind."""
     before, until = newest_version(run), time.monotonic() + seconds
     match kind:
         case "worker killed":

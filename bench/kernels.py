@@ -1,10 +1,11 @@
-"""The passes of our GPT-2 on a processor beside those of a plain one, with both kernels that the rule knows.
+"""Speed of a pass of our GPT-2 on a CPU beside a plain PyTorch GPT-2, with both of the kernels that we can choose.
 
     python -m bench.kernels [--preset micro mini small] [--threads 2] [--precision fp32] [--rounds 7]
 
-Plain: nn.Linear, F.scaled_dot_product_attention, F.cross_entropy over all logits, in fp32. One forward and backward
-pass of each in turn over the same random tokens, with the same setting of malloc; `speed_up` is plain seconds over
-ours, the median of turns, with products by oneDNN and by what torch calls. In bf16 they are the same.
+The plain model uses nn.Linear, F.scaled_dot_product_attention and F.cross_entropy over all logits, in fp32. The models
+take turns, each with a forward and backward pass over the same random tokens and the same setting of malloc. `speed_up`
+is plain seconds over ours, the median of turns: once with matrix products by oneDNN, once with those that torch calls
+by itself. In bf16 both are the same. `rule`: the kernel that cuadrilla chooses on this machine.
 """
 
 from functools import partial
@@ -44,7 +45,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT2(nn.Module):
-    """As most people write it."""
+    """GPT-2 as it is usually written in PyTorch."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()

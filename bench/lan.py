@@ -1,7 +1,7 @@
-"""A small network inside this machine: namespaces joined by a bridge, every network card limited to a rate.
+"""A small network inside this machine: network namespaces joined by a bridge, each with a card limited to a rate.
 
-Each member has an address of its own (10.77.0.1, .2, ...) and a virtual card that sends and receives at no more than
-the rate: `tc tbf` at both ends of its cable. Needs root. All namespaces are removed by name at the end.
+Each member of the network has an address (10.77.0.1, .2, ...) and a virtual card. `tc tbf` at both ends of its cable
+limits what the card sends and receives. Needs root. At the end all namespaces are removed by name.
 """
 
 import os
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 CARD, LAN = "card", "10.77.0."
 PREFIXES = {"k": 1e3, "m": 1e6, "g": 1e9}
-FRAME_BYTES, SEGMENT_BYTES = 1514, 1448  # what tbf counts of a full Ethernet frame, and the TCP payload in it
-BURST_BYTES, QUEUE_BYTES = 131072, 1_000_000  # the first above a segment of 64 KiB as the kernel hands it to the card
-SLOW, SLOW_BURST_BYTES, SLOW_QUEUE_BYTES = 30e6, 16384, 200_000  # where the others are a good part of a second
+FRAME_BYTES, SEGMENT_BYTES = 1514, 1448  # a full Ethernet frame as tbf counts it, and the TCP payload in it
+BURST_BYTES, QUEUE_BYTES = 131072, 1_000_000  # a burst must exceed the 64 KiB that the kernel gives to a card at once
+SLOW, SLOW_BURST_BYTES, SLOW_QUEUE_BYTES = 30e6, 16384, 200_000  # at lower rates the larger ones last up to a second
 
 
 @dataclass(frozen=True)
 class Member:
-    """A place to start processes: `prefix` goes before the command. Without a namespace, this machine itself."""
+    """Where processes are started: `prefix` goes before their command. Without a prefix it is this machine itself."""
 
     address: str
     prefix: tuple[str, ...] = ()
@@ -30,23 +30,23 @@ class Member:
 
 
 def bits_per_second(rate: str) -> float:
-    """Of tc's notation (`1gbit`); 0 for no limit."""
+    """Convert a rate in tc's notation (`1gbit`); 0 means no limit."""
     return float(rate[:-4]) * PREFIXES[rate[-4]] if rate.endswith("bit") else float(rate)
 
 
 def ceiling_bytes_per_second(rate: str) -> float | None:
-    """TCP payload that fits through the limit, before TLS and HTTP/2; None without a limit."""
+    """Bytes of TCP payload per second that fit through the limit, before TLS and HTTP/2; None without a limit."""
     return bits_per_second(rate) / 8 * SEGMENT_BYTES / FRAME_BYTES or None
 
 
 def can_shape(rate: str) -> bool:
-    """Whether there will be a network at all: needs root, and a rate."""
+    """Whether `lan` makes a limited network, which needs root and a rate other than 0."""
     return os.geteuid() == 0 and bits_per_second(rate) > 0
 
 
 @contextmanager
 def lan(num_members: int, *, rate: str) -> Iterator[list[Member]]:
-    """Members of a shaped network; without root or rate all are this machine's loopback."""
+    """Make a network of limited cards. Where `can_shape` is false all members are this machine's loopback."""
     if not can_shape(rate):
         yield [Member("127.0.0.1")] * num_members
         return
@@ -79,7 +79,7 @@ def _plug_in(name: str, *, switch: str, index: int, rate: str) -> None:
 
 
 def limit_rate(place: str, device: str, rate: str) -> None:
-    """What a card may send from now on; for both directions of a cable, both its ends."""
+    """Limit what a card sends from now on. To limit both directions of a cable, call it for both of its ends."""
     is_slow = bits_per_second(rate) < SLOW
     burst, queue = (SLOW_BURST_BYTES, SLOW_QUEUE_BYTES) if is_slow else (BURST_BYTES, QUEUE_BYTES)
     limits = ["rate", rate, "burst", str(burst), "limit", str(queue)]

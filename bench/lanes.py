@@ -1,12 +1,12 @@
-"""What training in windows costs: one process plays all lanes, so that only the learning differs, not the network.
+"""How much loss windows cost beside exact steps: one process plays all lanes, so the network has no influence.
 
     python -m bench.lanes DATA_FOLDER [--speeds 8 4 2 1] [--steps 800] [--windows 4 8 16] [--bits 8]
 
-A step of the crew is one unit for each of the speeds' sum; in the same time the fastest machine alone does steps of its
-own units. `alone`: that machine, also in longer runs with schedules of their own, which is the scale of the others: a
-`speed` is how many times longer the best machine alone trains for the same held-out loss; that of `exact` is the ideal.
-The first `--exact` part of the steps merges gradients. Losses are in nats, of 256 held-out sequences at the end;
-`--bits` 8 or 32 are on the wire, `--optim` is muon or adamw.
+`--speeds` are the units that each machine computes in a step of the crew. `alone` is the fastest machine, whose steps
+have only its own units and take the same time. It also makes longer runs, each with its own schedule. They are the
+scale: a `speed` is how many times longer the fastest machine alone trains for the same held-out loss. The `speed` of
+`exact` is the ideal. A run in windows begins with exact steps; `--exact` is their part of the steps. Losses are in nats
+per token, over 256 held-out sequences at the end. `--bits` on the wire: 8 or 32. `--optim`: muon or adamw.
 """
 
 import copy
@@ -33,7 +33,7 @@ from cuadrilla.train.loop import add_loss
 from cuadrilla.train.setup import equip, make_task
 
 LONGER = (1.0, 1.5, 2.0)
-"""Runs of the best machine alone, as multiples of the crew's time."""
+"""Lengths of the runs of the fastest machine alone, as multiples of the crew's time."""
 HELD_OUT = 256
 
 RUN = """
@@ -57,7 +57,7 @@ kind = "{optim}"
 
 
 class Play:
-    """One run: model, optimizer, data. `lanes`: units of each lane in a step."""
+    """Model, optimizer and data of one run. `lanes`: the units of each lane in a step."""
 
     def __init__(self, data: Path, *, lanes: Sequence[int], steps: int, seed: int, length: int, optim: str) -> None:
         text = RUN.format(seed=seed, data=data, length=length, steps=steps, batch=sum(lanes), optim=optim)
@@ -73,7 +73,7 @@ class Play:
         return self.recipe.make_optimizer(self.params)
 
     def step(self, optimizer: Stepper, units: range, *, step: int) -> int:
-        """One optimizer step of these units; their tokens."""
+        """Make one optimizer step over these units, and return the number of their tokens."""
         for parameter in self.params.values():
             parameter.grad = None
         loss, tokens = loss_of(self.task, self.model, self.loader.batch(self.loader.indices(units)))
@@ -85,7 +85,7 @@ class Play:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Held-out, per token."""
+        """Held-out loss in nats per token."""
         self.model.eval()
         total = count = 0.0
         for first in range(0, HELD_OUT, 32):
@@ -98,7 +98,7 @@ class Play:
 
 
 def train(play: Play, *, window: int = 0, bits: int = 8, exact_part: float = 1.0) -> float:
-    """Held-out loss at the end, with windows of so many steps behind the exact part; 0: exact all the time."""
+    """Train, and return the held-out loss. After the exact part come windows of `window` steps; 0 means only exact."""
     play.model.train()
     optimizer, step, size = play.new_optimizer(), 0, sum(play.lanes)
     exact_until = math.ceil(exact_part * play.steps / window) * window if window else play.steps
@@ -114,7 +114,7 @@ def train(play: Play, *, window: int = 0, bits: int = 8, exact_part: float = 1.0
 
 
 class Lanes:
-    """The halves of the product's strategy: one worker, which computes lane after lane, and the merge."""
+    """Both halves of the product's strategy. One worker half computes lane after lane; then the merge half merges."""
 
     def __init__(self, play: Play, optimizer: Stepper, *, steps: int, bits: int) -> None:
         self._play, strategy, recipe = play, Windows(steps=steps, bits=bits), play.recipe
@@ -124,7 +124,7 @@ class Lanes:
         self._merge.load_state_tensors(optimizer.state_tensors())
 
     def window(self, *, step: int, steps: int) -> None:
-        """All lanes of a window, one after the other, and their merge; the model is then that of record."""
+        """Compute all lanes of a window, merge them, and load the merged weights into the model."""
         play, answers, first = self._play, list[Answer](), step * sum(self._play.lanes)
         planned = steps * play.step_tokens
         self._worker.apply(self._merge.version(steps=steps))
@@ -156,8 +156,8 @@ class Lanes:
 
 
 def times_longer(loss: float, alone: Mapping[float, float]) -> float:
-    """How many times as long the best machine alone trains for this loss: between its runs a straight line over the
-    logarithm of time, which goes on before the first and behind the last."""
+    """How many times longer the fastest machine alone trains for this loss. `alone`: its losses by length of the run.
+    They are interpolated over the logarithm of time; beyond the first and the last run their line is extended."""
     points = sorted(alone.items())
     pairs = list(itertools.pairwise(points))
     outside = pairs[0 if loss > points[0][1] else -1]

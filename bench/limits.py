@@ -1,4 +1,4 @@
-"""Shares of this machine's processor, as control groups: machines that cannot lend each other theirs."""
+"""Control groups that divide this machine's CPU between simulated machines; none can use the share of another."""
 
 import os
 import signal
@@ -14,20 +14,20 @@ PERIOD_MICROSECONDS = 100_000
 
 @dataclass(frozen=True)
 class Share:
-    """A control group: what is started with `prefix` gets no more of the processor than `limit` says."""
+    """A control group. What is started with `prefix` gets no more CPU time than `limit` allows."""
 
     folder: Path
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """To be put before `ip netns exec`, inside of which /sys/fs/cgroup cannot be seen."""
+        """Goes before `ip netns exec`, since /sys/fs/cgroup cannot be seen in a network namespace."""
         return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
 
     def processes(self) -> list[int]:
         return [int(number) for number in (self.folder / "cgroup.procs").read_text().split()]
 
     def close(self) -> None:
-        """Kill what still runs there, and remove the group."""
+        """Kill the processes that still run in the group, and remove it."""
         while numbers := self.processes():
             for number in numbers:
                 with suppress(ProcessLookupError):
@@ -45,7 +45,7 @@ class Share:
 
 
 def root_of_shares() -> Path | None:
-    """Where groups with a share of the processor can be made, in either version of control groups."""
+    """The folder for groups with a CPU quota, in either version of control groups; None if no group can be made."""
     if (CGROUP / "cpu" / "cpu.cfs_quota_us").exists():
         return CGROUP / "cpu"
     return CGROUP if shared("cpu") else None
@@ -53,7 +53,7 @@ def root_of_shares() -> Path | None:
 
 @contextmanager
 def shares(number: int) -> Iterator[list[Share]]:
-    """Control groups without a limit yet; what still runs in them at the end is killed. Raises OSError."""
+    """Make control groups that have no limit yet. What still runs in them at the end is killed. Raises OSError."""
     root = root_of_shares()
     if root is None:
         raise FileNotFoundError("the cpu controller of control groups (version 1, or in cgroup.subtree_control)")
@@ -69,6 +69,6 @@ def shares(number: int) -> Iterator[list[Share]]:
 
 
 def shared(controller: str) -> bool:
-    """Whether groups of version 2 have this controller."""
+    """Whether control groups of version 2 have this controller."""
     listed = CGROUP / "cgroup.subtree_control"
     return listed.exists() and controller in listed.read_text().split()

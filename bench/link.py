@@ -1,13 +1,13 @@
-"""The tensor path of the crew link on a network of limited cards: bytes per second, and what they cost.
+"""Throughput of tensors over the crew link on a network of limited cards, and the CPU time that it costs.
 
     python -m bench.link [--workers 2] [--rate 1gbit] [--rounds 3]
 
-One process per machine, each in a network namespace (`bench/lan.py`); `--rate 0`, or a user that is not root, means
-plain loopback. A round: the coordinator announces a version, all workers download it at once, all upload a
-contribution of the same size at once. Then `both_ways`: one worker uploads while another downloads. The first round
-warms up and does not count. Each process's CPU seconds, children included, are those of that phase. `MB_per_second` is
-payload through the coordinator's card per direction, `cpu` is CPU seconds per second; `ceiling` is what TCP could carry
-at that rate. The cost of the kernel's network code falls on whichever process it interrupts.
+Each machine is a process in a network namespace (`bench/lan.py`). With `--rate 0`, or without root, all use plain
+loopback. In a round the coordinator announces a version, then all workers download it at once, then all upload a
+contribution of the same size at once. In a last phase, `both_ways`, one worker uploads while another downloads. The
+first round is a warm-up and does not count. `MB_per_second`: payload through the coordinator's card in one direction.
+`cpu_…`: CPU seconds per second of the phase, with child processes. `ceiling_…`: what TCP could carry at this rate. The
+kernel charges the CPU time of its network code to whichever process it interrupts.
 """
 
 import signal
@@ -29,14 +29,14 @@ Phase = dict[str, Any]
 
 
 class Crew:
-    """The coordinator, the workers, and what they do together."""
+    """The coordinator and the workers, and the phases that they run together."""
 
     def __init__(self, nodes: list[Node], *, num_bytes: int) -> None:
         self.coordinator, *self.workers = nodes
         self.num_bytes = num_bytes
 
     def phase(self, *tasks: tuple[Node, str], num_sets: int) -> Phase:
-        """Do several things at once. `num_sets`: how many whole models pass the coordinator's card one way."""
+        """Run several commands at once. `num_sets`: how many whole models pass the coordinator's card one way."""
         nodes = (self.coordinator, *self.workers)
         before = [node.cpu_seconds() for node in nodes]
         for node, command in tasks:
@@ -52,7 +52,7 @@ class Crew:
         }
 
     def round(self) -> dict[str, Phase]:
-        """One round of the product, and one exchange in both directions at once."""
+        """Run one round as in training, then one exchange in both directions at once."""
         coordinator, workers = self.coordinator, self.workers
         phases = {"announce": self.phase((coordinator, "announce"), num_sets=0)}
         phases["download"] = self.phase(*((worker, "download") for worker in workers), num_sets=len(workers))
@@ -93,7 +93,7 @@ def measure(*, parameters: int, workers: int, rate: str, rounds: int) -> list[di
 
 def main() -> None:
     given = options(__doc__, parameters=100_000_000, workers=2, rate="1gbit", rounds=3)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the network is removed
     rounds = measure(**vars(given))
     ceiling = ceiling_bytes_per_second(given.rate) if can_shape(given.rate) else None
     report(

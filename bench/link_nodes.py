@@ -1,6 +1,6 @@
-"""The processes of `bench.link`: the product's server with a receiver that keeps contributions, and its clients.
+"""The processes of `bench.link`: a coordinator with the product's server, and workers with the product's client.
 
-An answer holds the seconds (monotonic, the same clock in every namespace) at which a transfer began and ended.
+A command answers when its transfer began and ended, in seconds of the monotonic clock that all namespaces share.
 """
 
 import queue
@@ -25,7 +25,7 @@ Times = dict[str, float]
 
 
 def model(num_parameters: int) -> dict[str, Tensor]:
-    """Tensors with that many fp32 elements; every process makes the same."""
+    """Tensors with this number of fp32 elements in all; every process makes the same values."""
     sizes = [TENSOR_ELEMENTS] * (num_parameters // TENSOR_ELEMENTS) + [num_parameters % TENSOR_ELEMENTS]
     return {f"layer.{i:03d}": torch.arange(size, dtype=torch.float32) + i for i, size in enumerate(sizes) if size}
 
@@ -36,7 +36,7 @@ def check(received: Any, expected: Mapping[str, Tensor]) -> None:
 
 
 class Coordinator:
-    """Sends versions, takes contributions."""
+    """Sends versions and receives contributions."""
 
     def __init__(self, *, folder: str, address: str, parameters: int, names: list[str]) -> None:
         self._params = model(parameters)
@@ -51,7 +51,7 @@ class Coordinator:
             self._inbox.put((time.monotonic(), message))
 
     def hello(self) -> None:
-        """Wait for a worker that begins."""
+        """Wait until a worker says hello."""
         assert isinstance(self._inbox.get(timeout=WAIT_SECONDS)[1], Hello)
 
     def announce(self) -> Times:
@@ -62,7 +62,7 @@ class Coordinator:
         return {"began": began, "ended": time.monotonic()}
 
     def collect(self) -> Times:
-        """The next worker's contribution: whole, and bit for bit what it should be."""
+        """Wait for the next contribution, which must be valid; in the first round its tensors must be the sent bits."""
         arrived, message = self._inbox.get(timeout=WAIT_SECONDS)
         assert isinstance(message, Contribution)
         assert message.valid
@@ -75,7 +75,7 @@ class Coordinator:
 
 
 class Worker:
-    """Downloads versions, uploads contributions."""
+    """Downloads versions and uploads contributions."""
 
     def __init__(self, *, folder: str, address: str, parameters: int, name: str) -> None:
         self._params = model(parameters)

@@ -1,7 +1,7 @@
-"""Machines behind a router that hides them, as WSL2 and Docker hide theirs: they dial out, nobody dials in.
+"""Machines behind a router that hides them, as WSL2 and Docker do: they can dial out, but cannot be dialled.
 
-A member of `lan` becomes the router. Each machine behind it has a cable and a private network, 172.30.N.0/24, and
-leaves with the router's address (masquerade). Needs root and iptables.
+One member of `lan` becomes the router. Each machine behind it has a cable and a private network, 172.30.N.0/24. Its
+packets leave the router with the router's address (masquerade). Needs root and iptables.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ INSIDE = "172.30."
 
 @contextmanager
 def hidden(router: Member, num_members: int, *, rate: str) -> Iterator[list[Member]]:
-    """Members behind `router`, which translates already: `masquerade`."""
+    """Make machines behind a router for which `masquerade` was called."""
     names = [f"{router.namespace}-in{index}" for index in range(1, num_members + 1)]
     made: list[str] = []
     try:
@@ -44,19 +44,19 @@ def _plug_in(name: str, *, router: str, index: int, rate: str) -> None:
 
 
 def masquerade(router: Member) -> None:
-    """Forward packets, and give those that leave by the card its address. Raises RuntimeError."""
+    """Make the router forward packets; those that leave by its card get its address. Raises RuntimeError."""
     _run(router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
     _run(router, "iptables", "-t", "nat", "-A", "POSTROUTING", "-o", CARD, "-j", "MASQUERADE")
 
 
 def publish(router: Member, port: int, address: str) -> None:
-    """Lead what is sent to a port of the router to the same one of `address`: a published port, a portproxy."""
+    """Forward a port of the router to the same port of `address`, like a published port or a portproxy."""
     here = ["-d", router.address, "-p", "tcp", "--dport", str(port)]
     _run(router, "iptables", "-t", "nat", "-A", "PREROUTING", *here, "-j", "DNAT", "--to-destination", address)
 
 
 def forget(router: Member) -> None:
-    """Lose all translations, like a router that is switched off and on: old connections mean nothing to it."""
+    """Make the router lose all translations, like one that is switched off and on: it knows no old connection."""
     _run(router, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0")
     flush = "from pyroute2 import NFCTSocket\nwith NFCTSocket() as connections: connections.flush()"
     _run(router, sys.executable, "-c", flush)

@@ -1,5 +1,5 @@
-"""Machines of a benchmark: members of a network, perhaps with a share of the processor, and processes that do there
-what the benchmark says, line by line, and answer each line with one of JSON."""
+"""Machines of a benchmark: members of a network, which may have a share of the CPU, and processes (`Node`) on them.
+The benchmark writes commands to a process, one a line; the process answers each with a line of JSON."""
 
 import faulthandler
 import json
@@ -20,14 +20,14 @@ from tests.machines import Machine
 
 PORT = 47470
 STOP_SECONDS = 20.0
-LIMIT_SECONDS = 7200.0  # a process that is still there then says where it hangs, and ends
+LIMIT_SECONDS = 7200.0  # a process that lives longer prints where it hangs, and ends
 
 
 class Place(Machine):
-    """A member of the network with a home folder, on which `cuadrilla` runs with one thread."""
+    """A member of the network with its own home folder. `cuadrilla` runs on it with one thread."""
 
     def __init__(self, member: Member, folder: Path, *, name: str, share: Share | None = None, **more: object) -> None:
-        """`more`: variables of its environment."""
+        """`more`: further environment variables."""
         variables = ["env", "OMP_NUM_THREADS=1", *(f"{key}={value}" for key, value in more.items())]
         prefix = (*(share.prefix if share else ()), *member.prefix, *variables)
         home, talk = folder / f"home-{name}", folder / f"said-{name}"
@@ -35,7 +35,7 @@ class Place(Machine):
         self.member, self.share = member, share
 
     def processor_seconds(self) -> float:
-        """Of all that run in its share of the processor."""
+        """CPU seconds that the processes in its share have used so far."""
         assert self.share is not None
         total = 0.0
         for number in self.share.processes():
@@ -46,7 +46,7 @@ class Place(Machine):
 
 @contextmanager
 def places(folder: Path, number: int, *, rate: str) -> Iterator[list[Place]]:
-    """Machines with shares that are not limited yet."""
+    """Make machines with shares of the CPU, which are not limited yet."""
     if os.geteuid() != 0:
         raise SystemExit("needs root, to make network namespaces and control groups")
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def places(folder: Path, number: int, *, rate: str) -> Iterator[list[Place]]:
 
 
 class Node:
-    """A process that obeys, seen from the benchmark. `program`: a module of `bench`."""
+    """The benchmark's handle of a process that runs `obey`. `program`: the module of `bench` that is started."""
 
     def __init__(self, prefix: Sequence[str], *, program: str, **specification: Any) -> None:
         command = [*prefix, sys.executable, "-m", program, json.dumps(specification)]
@@ -100,8 +100,8 @@ class Node:
 
 
 def obey(make: Callable[..., Any]) -> None:
-    """What `make` makes of the specification gets ready, then does what the lines of stdin say: each is a method's
-    name; until the benchmark closes it."""
+    """Build an object with `make` from the JSON argument, say that it is ready, and obey the benchmark. Each line of
+    stdin names a method to call, until the benchmark closes stdin."""
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     torch.set_num_threads(1)
     answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives

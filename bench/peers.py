@@ -1,10 +1,11 @@
-"""The other trainings of `bench.time_to_loss`: a rank of plain PyTorch, with an equal share of the run's global batch.
+"""The trainings that `bench.time_to_loss` compares with: plain PyTorch, each rank with an equal share of the batch.
 
-* `ddp`: DistributedDataParallel over gloo; gradients add up locally (`no_sync`) but for the last pass of a step.
-* `torchft`: its DiLoCo, each rank a replica group; outer Nesterov of 0.7 and 0.9 as in its own tests, one bucket.
+* `ddp`: DistributedDataParallel over gloo. All passes of a step but the last add up gradients locally (`no_sync`).
+* `torchft`: its DiLoCo, each rank a replica group. The outer optimizer is Nesterov with lr 0.7 and momentum 0.9, as in
+  torchft's own tests, with one bucket.
 
-Model, data, passes, clipping, schedule and (inner) optimizer are those of the run. A rank says that it is ready,
-trains when it is told to, and answers with the seconds of each step and the held-out loss.
+Model, data, passes, clipping, schedule and (inner) optimizer are those of the run. A rank reports that it is ready,
+trains on command, and answers with the seconds of each step and the held-out loss.
 """
 
 import os
@@ -34,7 +35,7 @@ PATIENCE = timedelta(minutes=30)
 
 class Rank:
     def __init__(self, *, kind: str, config: str, rank: int, addresses: list[str], **more: Any) -> None:
-        """`more`: `steps`; of torchft also `every`, the steps of a window, and `lighthouse`."""
+        """`more`: `steps`; for torchft also `every`, the steps of a window, and the address of the `lighthouse`."""
         self._kind, self._config, self._rank, self._more = kind, configure(config), rank, more
         self._address, self._workers = addresses[rank], len(addresses)
         task = make_task(self._config, Path("/"))
@@ -49,7 +50,7 @@ class Rank:
             dist.init_process_group("gloo", store=store, rank=rank, world_size=self._workers)
             self._module = DistributedDataParallel(self._module)
         else:
-            socket.gethostname = lambda: addresses[rank]  # the others dial it, and in namespaces all have one name
+            socket.gethostname = lambda: addresses[rank]  # ranks dial each other's name; namespaces have the same
             self._store = dist.TCPStore(self._address, PORT, is_master=True, wait_for_workers=False)
 
     def train(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class Rank:
         return {"seconds": seconds, "val_loss": val_loss}
 
     def _pass_all(self, step: int) -> None:
-        """Gradients of this rank's share, divided by its tokens."""
+        """Compute the gradients of this rank's share of the batch, divided by its tokens."""
         batch = self._config.train.batch_sequences
         size = self._made.pass_tokens // self._made.task.defaults.length
         share, tokens = batch // self._workers, self._made.length.step_tokens / self._workers
@@ -99,7 +100,7 @@ class Rank:
 
 
 class _Loss(nn.Module):
-    """The task's summed loss as a module: what DDP wraps."""
+    """The task's summed loss as a module, which DDP can wrap."""
 
     def __init__(self, task: Any, model: nn.Module) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class _Loss(nn.Module):
 
 
 class _Stepping(torch.optim.Optimizer):
-    """The run's optimizer, as torchft wants one."""
+    """The run's optimizer as a `torch.optim.Optimizer`, which torchft needs."""
 
     def __init__(self, model: nn.Module, stepper: Any) -> None:
         super().__init__(model.parameters(), {})

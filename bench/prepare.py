@@ -1,13 +1,13 @@
-"""Text to tokens, end to end: `cuadrilla data prepare`, its speed and its peak of memory.
+"""Speed and peak memory of `cuadrilla data prepare`, from text files to tokens.
 
     python -m bench.prepare TEXTS... [--rounds 3] [--processes N]
     python -m bench.prepare TEXTS... --memory MEGABYTES [--one-line]
 
-Read, detect encodings, clean, filter, drop equal and near-duplicate documents, split, encode, write tokens and
-manifest: a command timed from its start to its end; the tokenizer is trained before. The peak of memory is that of all
-processes of the command, shared pages counted once (PSS; RSS where the system has no PSS), sampled every 50 ms in a
-round of its own: looking costs time. `--memory`: the same for one file of this size, in paragraphs or in one line, made
-of runs of words of the given text (so little of it repeats).
+The whole command is timed: it reads, detects encodings, cleans, filters, drops equal and near-duplicate documents,
+splits, encodes, and writes tokens and manifest. The tokenizer is trained before. The peak memory is that of all
+processes of the command together; shared pages count once (PSS; RSS where the system has no PSS). It is sampled every
+50 ms in a run of its own, because sampling costs time. `--memory` measures only the peak, for one file of this size, in
+paragraphs or in one line. The file is made of runs of words of the given texts, so little of it repeats.
 """
 
 import random
@@ -32,7 +32,7 @@ SAMPLE_SECONDS = 0.05
 
 
 def peak_mib(command: Sequence[str]) -> float:
-    """The most memory that all processes of a command have at one time."""
+    """Run a command; the most memory that all its processes have together at one time."""
     peak = 0
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     root = psutil.Process(child.pid)
@@ -46,7 +46,7 @@ def peak_mib(command: Sequence[str]) -> float:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes; 0 if it is gone."""
+    """Bytes; 0 if the process has ended."""
     try:
         full = process.memory_full_info()
         return int(getattr(full, "pss", full.rss))
@@ -55,7 +55,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def write_text(words: Sequence[str], path: Path, *, num_bytes: int, separator: str) -> None:
-    """Paragraphs of 25 to 196 words, each of runs of 5 to 14 words from anywhere."""
+    """Write paragraphs of 5 to 14 runs of words. A run is 5 to 14 words from a random place of the text."""
     chance, written = random.Random(0), 0
     with open(path, "w", encoding="utf-8") as file:
         while written < num_bytes:

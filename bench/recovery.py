@@ -1,11 +1,11 @@
-"""How long a practice crew stands still after a fault: a worker killed, a worker frozen, the coordinator killed.
+"""How long a practice crew makes no step after a fault: a worker killed, a worker frozen, the coordinator killed.
 
     python -m bench.recovery [--faults 10]
 
-Trains `micro` in strict mode with three worker processes and plays the three faults in turn, each one `--faults` times,
-when everybody has joined and some steps are done. Measured: the longest time without a commit from the fault to the
-third commit behind it (the first may be of a round whose answers were all there). `p95` is the nearest rank: of ten
-values the largest. `round_seconds` is an undisturbed round of the same run, which the targets allow on top.
+Trains `micro` in strict mode with three worker processes. When all have joined and some steps are done, it causes the
+three faults in turn, each `--faults` times. Measured is the longest time without a commit, from the fault to the third
+commit after it; the first may complete a round whose answers had all arrived. `p95` is the nearest rank: of ten values
+the largest. `round_seconds` are undisturbed rounds of the same run; the targets allow their median on top.
 """
 
 import itertools
@@ -51,7 +51,7 @@ every_tokens = 1_000_000_000
 
 
 def micro_run(folder: Path) -> RunDir:
-    """One that trains until it is told to stop."""
+    """A run that trains until it is stopped."""
     run = RunDir(folder)
     stories(folder / "data", number=2000)
     run.run_file.write_text(RUN)
@@ -59,20 +59,20 @@ def micro_run(folder: Path) -> RunDir:
 
 
 class Crew:
-    """As one sees it from outside."""
+    """A practice crew, observed from outside."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.process = start(run, "--practice", "1.0,0.5,0.5", stderr=subprocess.DEVNULL)
 
     def worker(self) -> psutil.Process:
-        """The oldest of the worker processes that are there."""
+        """The oldest of the worker processes that run."""
         everyone = coordinator(self.process).children(recursive=True)
         found = [child for child in everyone if " work worker-" in " ".join(child.cmdline())]
         return min(found, key=lambda process: process.create_time())
 
     def commits(self, number: int) -> list[float]:
-        """When each of the next commits was seen, on the monotonic clock."""
+        """The times at which this number of further commits is seen, on the monotonic clock."""
         return [self._next_commit(self._size()) for _ in range(number)]
 
     def longest_gap(self, began: float) -> float:
@@ -87,7 +87,7 @@ class Crew:
 
 
 def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
-    """Seconds without a commit, by fault; and of undisturbed rounds."""
+    """Seconds without a commit for each kind of fault, and the seconds of undisturbed rounds."""
     found: dict[str, list[float]] = {kind: [] for kind in ("round", *TARGETS)}
     wait_for(joined(crew.run, NUM_WORKERS), crew.process)
     for _ in range(num_faults):
@@ -101,7 +101,7 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
         frozen, began = crew.worker(), time.monotonic()
         frozen.suspend()
         found["worker frozen"].append(crew.longest_gap(began))
-        frozen.resume()  # its lease was shared: mostly it is back before anybody has missed it
+        frozen.resume()  # others have its lease; it is mostly back before it counts as lost
         crew.commits(STEPS_BEFORE)
 
         before, killed, began = len(events(crew.run, "joined")), coordinator(crew.process), time.monotonic()
@@ -113,7 +113,7 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank."""
+    """The percentile by nearest rank."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 

@@ -1,12 +1,12 @@
-"""The plan against the coordinator itself, under a virtual clock: nine crews that are described, and up to 64 machines.
+"""The plan's predictions beside simulated training: nine crews, each on one link, and crews of up to 64 machines.
 
     python -m bench.scale [--rounds 20] [--nodes 2 8 32 64]
 
-The product's coordinator deals units and leases; machines and links are modelled: a worker downloads the version,
-computes, uploads; the transfers of a direction share the coordinator's link fairly. So nothing depends on how busy this
-machine is. `error`: of the predicted tokens per second of exact steps and of windows of 8. `chosen is best`: no other
-strategy that was simulated has 2 % more. `auto`: what `sync.kind = "auto"` makes of it, in times of the best machine
-alone, after WARM_UP rounds, and the length that it ends with.
+The coordinator is the product's, under a virtual clock; machines and links are modelled. A worker downloads the
+version, computes and uploads; transfers in one direction share the coordinator's link fairly. So the load of this
+machine does not matter. `error of …`: the relative error of the predicted tokens per second. `chosen is best`: no
+other simulated strategy gains 2 % more than the chosen one. `auto`: the gain of `sync.kind = "auto"` over the best
+machine alone, after WARM_UP rounds. `auto ends with`: the steps of its last round.
 """
 
 import heapq
@@ -30,19 +30,19 @@ from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.work import Rounds
 
 TFLOPS = {"4070 Ti": 40.0, "3050": 4.8, "M2": 1.25, "CPU": 0.2}
-"""What a training gets out of them: assumed."""
+"""Assumed speed in training, in TFLOP/s."""
 CREWS = {"unequal": ("4070 Ti", "3050", "M2", "CPU"), "equal": ("3050",) * 4, "apart": ("3050", "M2", "CPU")}
-"""The first machine coordinates; `apart`: another one, that does not train."""
+"""The first machine also coordinates. In `apart` another machine coordinates, which does not train."""
 LINKS = {"100 Mbit/s": 11.75e6, "1 Gbit/s": 117.5e6, "10 Gbit/s": 1175e6}
-WEIGHTS = 124e6  # of the model; with others bytes and operations grow alike
+WEIGHTS = 124e6  # of the model; bytes and operations are both proportional to them
 UNIT_TOKENS, UNITS_PER_STEP, NUM_STEPS = 4096, 64, 10**9
 WARM_UP = 10
-"""Rounds in which the coordinator measures its crew."""
+"""Rounds in which the coordinator measures its crew; they do not count."""
 
 
 @dataclass(kw_only=True)
 class Flow:
-    """Bytes on their way; `most` per second of the machine's own link."""
+    """A transfer. `left`: bytes; `most`: bytes per second of the machine's own link; `then` is called at the end."""
 
     left: float
     most: float
@@ -52,7 +52,7 @@ class Flow:
 
 @dataclass(kw_only=True)
 class World:
-    """A clock, what will happen when, and the coordinator's link in both directions."""
+    """A virtual clock with its future events, and the coordinator's link in both directions."""
 
     bytes_per_second: float
     now: float = 0.0
@@ -70,7 +70,7 @@ class World:
         self._share(direction)
 
     def step(self) -> None:
-        """To the next thing that happens."""
+        """Advance the clock to the next event or to the end of a transfer."""
         flowing = [(flow.left / flow.rate, name, flow) for name, flows in self.flows.items() for flow in flows]
         first = min(flowing, key=lambda each: each[0], default=None)
         at = self.later[0][0] - self.now if self.later else math.inf
@@ -86,7 +86,7 @@ class World:
             heapq.heappop(self.later)[2]()
 
     def _share(self, direction: str) -> None:
-        """Fairly: who cannot use its part leaves the rest to the others."""
+        """Divide the link fairly: what a transfer cannot use of its part goes to the others."""
         left, flows = self.bytes_per_second, sorted(self.flows[direction], key=lambda flow: flow.most)
         for index, flow in enumerate(flows):
             flow.rate = min(flow.most, left / (len(flows) - index))
@@ -102,14 +102,14 @@ class Worker:
 
 
 class Run:
-    """A training of this crew by its real coordinator."""
+    """A simulated training of this crew with the product's coordinator."""
 
     def __init__(self, crew: Crew, work: Workload, *, rounds: Rounds) -> None:
         self.world, self.work = World(bytes_per_second=crew.bytes_per_second), work
         self.workers = {machine.name: Worker(spec=machine) for machine in crew.machines}
         self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
         self.committed: list[tuple[float, int, float]] = []
-        """When, of how many steps, and what they teach: where one machine has made them all, as much as ever."""
+        """Time and steps of each commit, and how much they lower the loss beside exact steps (1 if of one machine)."""
         rules = Rules(
             units_per_step=work.units_per_step,
             step_tokens=work.units_per_step * work.unit_tokens,
@@ -119,7 +119,7 @@ class Run:
         self.coordinator = Coordinator(rules=rules, rounds=rounds)
 
     def train(self, *, rounds: int) -> tuple[float, float]:
-        """Tokens per second once the coordinator knows its crew; the same times what the rounds teach."""
+        """Tokens per second after the warm-up; the same with each round weighted by how much it lowers the loss."""
         self._do(self.coordinator.start())
         for name, worker in self.workers.items():
             self._hear(Received(worker=name, message=Hello(speed_hint=worker.spec.tokens_per_second)))
@@ -203,7 +203,7 @@ def crew_of(names: Sequence[str], *, bytes_per_second: float, apart: bool = Fals
 
 
 def workload() -> Workload:
-    """Bytes as `train/measure.py` finds them for a GPT-2: exact 4 + 4, windows about 5.2 for each weight."""
+    """Bytes as `train/measure.py` finds them for a GPT-2: per weight 4 + 4 in exact steps, about 5.2 in windows."""
     return Workload(
         num_steps=NUM_STEPS,
         units_per_step=UNITS_PER_STEP,
@@ -215,7 +215,7 @@ def workload() -> Workload:
 
 
 def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | bool]:
-    """What was predicted and what the coordinator made of it."""
+    """Predicted and simulated figures of one crew on one link."""
     alone = predict_alone(crew.best, work).tokens_per_second
     gains, errors = {0: 1.0}, {}
     for steps in (1, *WINDOWS):

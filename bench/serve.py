@@ -1,11 +1,11 @@
-"""The service beside one stream of transformers: tokens a second of one client and of several, and the first token.
+"""Speed of `cuadrilla serve` for one client and for several, beside one stream of transformers.
 
     python -m bench.serve [--shape 124m] [--precision fp32] [--clients 1 16]
 
-A model of random weights is served by a process of its own and asked by another one at the lowest priority, which
-shares the cores with it. Each client sends `--requests` prompts of 32 random tokens, one after the other, and reads the
-answers as streams; its first request is not counted. `over_stream`: tokens a second of all clients over those of one
-stream of transformers in the same precision, measured before, alone.
+One process serves a model of random weights. Another process plays the clients; it has the lowest priority and shares
+the cores with the service. After a request that is not counted, each client sends `--requests` prompts of 32 random
+tokens, one after the other, and reads the answers as streams. `over_stream`: tokens per second of all clients over
+those of one stream of transformers in the same precision, which is measured before the service is started.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def ask(url: str, clients: int, given: argparse.Namespace, vocab_size: int) -> dict[str, float]:
-    """Tokens a second of all clients together; seconds until the first token and until the end, p50 and p99."""
+    """Tokens per second of all clients together; p50 and p99 of the seconds until the first token and the end."""
     return asyncio.run(_ask(url, clients, given, vocab_size))
 
 
@@ -75,7 +75,7 @@ async def _ask(url: str, clients: int, given: argparse.Namespace, vocab_size: in
 
 
 async def _stream(http: aiohttp.ClientSession, prompt: list[int], new_tokens: int) -> tuple[float, float]:
-    """Seconds until the first token, and until the end."""
+    """Send one request; the seconds until its first token and until its end."""
     asked = {"prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     began, first, reason = time.perf_counter(), 0.0, None
     async with http.post("/v1/completions", json=asked) as answer:

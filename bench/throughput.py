@@ -1,12 +1,13 @@
-"""What unequal machines do together, beside the sum of what each does alone.
+"""Speed of a crew of unequal machines, beside the sum of the speeds that the machines have alone.
 
     python -m bench.throughput [--unit-ms 120 240 480 480] [--repeats 3]
 
-Machines are network namespaces (`bench/lan.py`; plain loopback for a user that is not root). Two cores cannot be four
-machines, so a machine's slowness is made: `--unit-ms` in which it only waits for each unit. The coordinator shares the
-first machine. First each trains by itself with `cuadrilla train`, all at the same time; then as a crew, with `up` and
-`join`. The first SETTLE rounds measure the crew and do not count. `fraction`: units per second of the crew over the sum
-of those alone. A step of `--units` moves 8 MB for each machine, all through the coordinator's card.
+Machines are network namespaces (`bench/lan.py`; plain loopback without root). Two cores cannot compute for four
+machines, so a machine does not compute: it waits `--unit-ms` milliseconds for each unit. The coordinator runs on the
+first machine. First each machine trains by itself with `cuadrilla train`, all at the same time; then they train as a
+crew, with `up` and `join`. In the first SETTLE rounds the coordinator measures the crew; they do not count. `fraction`:
+units per second of the crew over the sum of the machines'. A step of `--units` moves 8 MB for each machine, all through
+the coordinator's card.
 """
 
 import signal
@@ -85,7 +86,7 @@ def units_per_second(run: RunDir, *, settle: int, steps: int) -> float:
 
 
 def alone(folder: Path, machines: Sequence[Place], *, steps: int) -> list[float]:
-    """Units per second of each; the last step evaluates."""
+    """Units per second of each machine by itself. The last step is not timed, since it evaluates."""
     runs = [make_run(folder / f"alone-{number}", units=16, steps=steps + 2) for number in range(len(machines))]
     for process in [machine.start("train", str(run.path)) for machine, run in zip(machines, runs, strict=True)]:
         ended(process)
@@ -93,7 +94,7 @@ def alone(folder: Path, machines: Sequence[Place], *, steps: int) -> list[float]
 
 
 def crew(folder: Path, lead: Place, machines: Sequence[Place], *, units: int, steps: int) -> float:
-    """Units per second of all together."""
+    """Units per second of all machines together."""
     run = make_run(folder / "crew", units=units, steps=SETTLE + steps + 1)
     processes = [up(lead, run, PORT)]
     says = invite(lead, "--uses", str(len(machines)))
@@ -106,7 +107,7 @@ def crew(folder: Path, lead: Place, machines: Sequence[Place], *, units: int, st
 
 
 def turn(folder: Path, unit_ms: Sequence[float], *, units: int, steps: int, rate: str) -> dict[str, Any]:
-    """Once alone, and once together."""
+    """Measure the machines once alone and once together."""
     with lan(len(unit_ms), rate=rate) as members:
         lead = Place(members[0], folder, name="lead")
         machines = [
@@ -126,7 +127,7 @@ def turn(folder: Path, unit_ms: Sequence[float], *, units: int, steps: int, rate
 
 def main() -> None:
     given = options(__doc__, unit_ms=[120.0, 240.0, 480.0, 480.0], units=64, rate="1gbit", steps=6, repeats=3)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the network is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the network is removed
     turns = []
     for _ in range(given.repeats):
         with tempfile.TemporaryDirectory() as name:

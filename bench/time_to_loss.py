@@ -2,27 +2,27 @@
 
     python -m bench.time_to_loss DATA_FOLDER [--link 6mbit 30mbit] [--steps 64] [--seeds 3] [--only auto "windows of 8"]
 
-Machines are network namespaces (`bench/lan.py`), each with a quota of the processor (`--cores`) and one thread; the
-best one coordinates, too, within its quota. Every card sends and receives at no more than `--link`.
-This processor is about 175 times slower than the example of a LAN (46.5 TFLOP/s in all), so links are made that much
-slower, too: 6mbit for 1 Gbit/s. `real_gbit` of a link: what it would be beside that LAN by the arithmetic measured
-here, which is less, since the model is small. There is no delay, no loss and no shared air.
+Machines are network namespaces (`bench/lan.py`), each with one thread and a quota of CPU time (`--cores`). The best
+machine also coordinates, within its quota. Every card sends and receives at most at the rate `--link`. The machine that
+this was written on is about 175 times slower than an example LAN (46.5 TFLOP/s in all), so links are scaled down alike:
+6mbit stands for 1 Gbit/s. `real_gbit`: the rate that a link stands for beside that LAN, by the FLOP/s measured here.
+These are fewer than 1/175 of the LAN's, since the model is small. There is no delay, no packet loss and no Wi-Fi.
 
-* `alone`: the best machine with its part of the global batch, while the others do the same, so that memory is as busy
-  as in a crew. Runs of 1, 1.5 and 2 times as many steps, each with a schedule of its own, are the scale of losses; the
-  longer ones have no quota, which does not change what they learn.
-* `alone, whole batch`: the best machine with the global batch, which is what a run does that others do not join.
-* `exact, no limit`, `exact`, `windows of N`, `auto`: `cuadrilla up` and `cuadrilla join`, with and without slow links.
-* `ddp`, `torchft`: see `bench/peers.py`; torchft where it is installed.
+* `alone`: the best machine with its share of the global batch. The others train the same meanwhile, so that memory is
+  as busy as in a crew. Runs of 1, 1.5 and 2 times the steps, each with its own schedule, are the scale of losses. The
+  longer ones have no quota, which does not change their loss.
+* `alone, whole batch`: the best machine with the global batch, like a run that no other machine joins.
+* `exact, no limit`, `exact`, `windows of N`, `auto`: `cuadrilla up` and `cuadrilla join`, without and with slow links.
+* `ddp`, `torchft`: see `bench/peers.py`; torchft only where it is installed.
 
-`exact` and `ddp` learn what `exact, no limit` does, so they train until their pace is known, `--pace` steps; torchft
-learns without limits and is timed over one of its windows of `--every` steps. Not timed are steps before all have come,
-the `SETTLE` rounds in which the coordinator measures its crew, evaluations and checkpoints; `seconds` are those of an
-average other step, times all steps. `times`: how long the best machine alone trains for the loss that a crew has at its
-end, in times of the crew's seconds; the ideal is the sum of quotas over the largest. `busy`: processor time over quota,
-first that of torchft's lighthouse. `planned`: seconds that `plan/predict.py` expects, by what each machine does alone,
-over `seconds`. `--batch` (sequences of the crew's step) divides into equal parts, `--steps` into windows, `--width`
-into heads of 32. Needs root.
+`exact` and `ddp` have the loss of `exact, no limit`, so they train only `--pace` steps, until their speed is known.
+torchft trains once without limits for its loss, and is timed over one of its windows of `--every` steps. Not timed are
+steps before all machines have joined, the `SETTLE` rounds in which the coordinator measures its crew, evaluations and
+checkpoints. `seconds`: the average of the timed steps, times all steps. `times`: the seconds that the best machine
+alone trains for the crew's last loss, over the crew's `seconds`; ideal is the sum of the quotas over the largest.
+`busy`: CPU time over quota, first of torchft's lighthouse, then of each machine. `planned`: the seconds that
+`plan/predict.py` expects from the speed of each machine alone, over `seconds`. `--batch` (sequences of the crew's step)
+must divide into equal parts, `--steps` into windows, `--width` into heads of 32. Needs root.
 """
 
 import json
@@ -85,7 +85,7 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What all train, and on which machines. `batch`: of the crew."""
+    """What all train, and on which machines. `batch`: sequences in a step of the crew."""
 
     data: Path
     cores: Sequence[float]
@@ -100,12 +100,12 @@ class Race:
 
     @property
     def best(self) -> int:
-        """The number of the fastest machine."""
+        """Index of the fastest machine."""
         return max(range(len(self.cores)), key=self.cores.__getitem__)
 
     @property
     def share(self) -> int:
-        """Of the best machine, in sequences."""
+        """Share of the global batch that the fastest machine computes, in sequences."""
         return round(self.batch * max(self.cores) / sum(self.cores))
 
     def text(self, *, batch: int, steps: int) -> str:
@@ -120,8 +120,8 @@ class Race:
 
 @dataclass(kw_only=True)
 class Trained:
-    """`seconds`: of all steps at the settled pace. `workers`: in the last round. `timed`: rounds that were; with 0 it
-    is too short a run, and the last one stands for all.
+    """`seconds`: of all steps, at the speed of the timed ones. `workers`: in the last round. `timed`: the number of
+    timed rounds; 0 means that the run was too short, and only its last round was timed.
     """
 
     loss: float
@@ -132,7 +132,7 @@ class Trained:
 
 
 class Meter:
-    """Processor time over quota of machines, until some process has ended."""
+    """CPU time over quota of each machine, up to the last look before one of their processes ended."""
 
     def __init__(self, machines: Sequence[Place], cores: Sequence[float]) -> None:
         self._machines, self._cores = machines, cores
@@ -154,7 +154,7 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """The machines of one training, and a folder; without quotas yet."""
+    """The machines of one training, which have no quotas yet, and a folder."""
 
     folder: Path
     lighthouse: Place
@@ -163,7 +163,7 @@ class Ground:
     cores: Sequence[float]
 
     def limit(self, number: int | None = None) -> None:
-        """To their quotas the first `number` machines, or all."""
+        """Limit the first `number` machines, or all of them, to their quotas."""
         for machine, cores in [*zip(self.machines, self.cores, strict=True)][:number]:
             assert machine.share is not None
             machine.share.limit(cores)
@@ -192,7 +192,7 @@ def ground(race: Race, *, rate: str) -> Iterator[Ground]:
 
 
 def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, loss: float | None = None) -> Trained:
-    """By its metrics. `begun`: how many rounds there had been when all had come. `loss`: where another run has it."""
+    """Result of a run, read from its metrics. `begun`: rounds before all had joined. `loss`: if another run has it."""
     rows = last_rows(run.metrics)
     settled = rows[begun + SETTLE :]
     timed = settled or rows[-1:]
@@ -207,7 +207,7 @@ def trained(run: RunDir, race: Race, *, begun: int, batch: int, meter: Meter, lo
 
 
 def alone(race: Race) -> tuple[Trained, dict[float, float]]:
-    """Of the best machine; and the losses of its longer runs."""
+    """Result of the best machine alone; and its losses, by length of the run."""
     found, _ = by_itself(race, batch=race.share)
     losses = {LONGER[0]: found.loss}
     with ground(race, rate=NO_LIMIT) as there:
@@ -225,7 +225,7 @@ def alone(race: Race) -> tuple[Trained, dict[float, float]]:
 
 
 def by_itself(race: Race, *, batch: int) -> tuple[Trained, list[float]]:
-    """The best machine, as the others train, too; and the tokens per second of all."""
+    """Train each machine by itself, all at once: result of the best one; and the tokens per second of each."""
     with ground(race, rate=NO_LIMIT) as there:
         there.limit()
         text = race.text(batch=batch, steps=race.steps)
@@ -242,7 +242,7 @@ def by_itself(race: Race, *, batch: int) -> tuple[Trained, list[float]]:
 
 
 def planned_seconds(race: Race, rates: Sequence[float], *, rate: str, steps: int) -> float:
-    """Of the whole run, by the plan. `rates`: of each machine with the whole batch. `steps`: of a round."""
+    """Seconds of the run as planned. `rates`: each machine's tokens per second, whole batch. `steps`: of a round."""
     config = configure(race.text(batch=race.batch, steps=race.steps))
     work, most = measure(config, Path("/")).work, ceiling_bytes_per_second(rate) or math.inf
     tokens = race.batch * race.length
@@ -259,7 +259,7 @@ def planned_seconds(race: Race, rates: Sequence[float], *, rate: str, steps: int
 
 
 def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None = None) -> Trained:
-    """With a `loss` that is known, only until the pace is."""
+    """Train a crew. Where the `loss` is known from another run, stop as soon as the speed is known."""
     with ground(race, rate=rate) as there:
         run = there.run("run", race.text(batch=race.batch, steps=race.steps))
         lead = up(there.coordinator, run, PORT, *(f"--set={each}" for each in settings))
@@ -282,7 +282,7 @@ def rounds(run: RunDir) -> int:
 
 
 def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True) -> Trained:
-    """`steps`: how many to train; of the whole run's schedule."""
+    """Train DDP or torchft. `steps`: how many steps; the schedule is always that of the whole run."""
     with ground(race, rate=rate) as there, ExitStack() as stack:
 
         def started(machine: Place, **specification: Any) -> Node:
@@ -319,8 +319,8 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
 
 @dataclass(kw_only=True)
 class Seed:
-    """The trainings with one seed. `known`: by their names. `rates`: of each machine with the whole
-    batch, in tokens per second.
+    """The trainings with one seed. `known`: their results, by name. `rates`: tokens per second of each machine alone
+    with the whole batch.
     """
 
     race: Race
@@ -368,7 +368,7 @@ def main() -> None:
         __doc__, data=Path, link=["6mbit"], cores=[0.8, 0.4, 0.2, 0.1], batch=120, length=256, layers=3, width=96,
         steps=64, seeds=3, first_seed=0, pace=3, every=16, only=ARMS,
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that namespaces and groups are removed
     chosen = [name for name in given.only if name != "torchft" or find_spec("torchft")]
     if chosen != given.only:
         print("torchft is left out: pip install torchft-nightly", file=sys.stderr)

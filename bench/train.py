@@ -1,12 +1,13 @@
-"""Training speed: cuadrilla's whole path against transformers' GPT2LMHeadModel in its usual fp32 loop.
+"""Training speed of cuadrilla beside transformers' GPT2LMHeadModel in its usual fp32 loop.
 
     python -m bench.train --size small      # 124M, vocabulary 50,257
     python -m bench.train --size mini       # about 10M, vocabulary 8,192
 
-AdamW in both, the same batch, vocabulary, length and threads; no dropout; one step of each in turn (ours of stories,
-theirs of random tokens: to speed it is the same). Ours in the precision it chooses by itself, with fused AdamW, as a
-user gets it; theirs as in its documentation: fp32, `loss.backward()`, `clip_grad_norm_`, `torch.optim.AdamW`. Of
-`--steps` pairs of steps the first two are not counted; `speedup` is the median of the pairwise ratios of seconds.
+Both use AdamW, the same batch, vocabulary, length and threads, and no dropout. They make steps by turns: cuadrilla of
+stories, transformers of random tokens, which does not matter to speed. Cuadrilla runs as a user gets it, in the
+precision that it chooses, with fused AdamW. Transformers runs as in its documentation: fp32, `loss.backward()`,
+`clip_grad_norm_`, `torch.optim.AdamW`. The first two of `--steps` pairs do not count. `speedup`: median of the ratios
+of seconds, pair by pair.
 """
 
 import tempfile
@@ -74,7 +75,7 @@ class TransformersLoop:
 
 
 class Turns(Sink):
-    """A sink that lets the peer take its turn after each of our steps, and keeps the seconds of both."""
+    """A sink that makes a step of `peer` after each of our steps, and keeps the seconds of both."""
 
     def __init__(self, peer: TransformersLoop) -> None:
         self._peer = peer
