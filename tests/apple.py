@@ -1,14 +1,14 @@
-"""A stand-in for the GPU of a Mac, on any machine: tensors that say they are on `mps`, and refuse what it cannot do.
+"""A stand-in for the GPU of a Mac, on any machine: tensors that say they are on `mps`, and refuse what MPS refuses.
 
-They are wrappers around tensors of the CPU, as PyTorch's own FakeTensor is one around nothing; every operation goes
-through `_run`, which computes it on the CPU and first looks whether a Mac would have.
+They are wrapper subclasses around tensors of the CPU, made like PyTorch's FakeTensor. Every operation goes through
+`_run`, which first checks whether MPS would accept it, and then computes it on the CPU.
 
-    float64         there is none: nothing may be made of it or turned into it
-    other devices   an operation takes tensors of one device; only copies, indices and numbers (of no dimension) cross
+    float64         does not exist on MPS: no tensor may be created in it or converted to it
+    other devices   an operation takes tensors of one device; only copies, indices and 0-dimensional tensors may cross
     numpy, files    need a copy on the CPU, since a wrapper has no memory of its own
 
-It does not tell what else MPS lacks or computes otherwise: only a Mac does. Source of the limits: the texts of PyTorch
-2.13, aten/src/ATen/native/mps; FakeTensor: torch/_subclasses/fake_tensor.py.
+Whatever else MPS lacks or computes differently only a Mac can show. Sources: error messages of PyTorch 2.13 in
+aten/src/ATen/native/mps; FakeTensor in torch/_subclasses/fake_tensor.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class OnMac(Tensor):
 
 
 class _Mode(TorchDispatchMode):
-    """Also sees what is made or moved without a wrapper among its arguments."""
+    """Also sees operations that create or move a tensor and have no wrapper among their arguments."""
 
     def __torch_dispatch__(
         self, call: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -64,9 +64,9 @@ class _Mode(TorchDispatchMode):
 
 
 class _Named(TorchFunctionMode):
-    """Knows by what name Python asks for a device. `mps` becomes `mps:0`: PyTorch would ask a driver for the number.
+    """Sees by what name Python asks for a device. `mps` becomes `mps:0`; PyTorch would ask a driver for the number.
 
-    `meta` is what a wrapper says of itself to C++, which makes other tensors there; `meta_asked`: Python means it.
+    C++ believes that a wrapper is on `meta`, and puts new tensors there. `meta_asked`: Python itself asks for `meta`.
     """
 
     meta_asked = 0
@@ -77,11 +77,11 @@ class _Named(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is torch.device:
             return function(*args, **kwargs)
-        if function is torch.tensor and _names(kwargs.get("device"), DEVICE.type):  # its own way in, past all modes
+        if function is torch.tensor and _names(kwargs.get("device"), DEVICE.type):  # it bypasses all modes
             return torch.tensor(*args, **{**kwargs, "device": "cpu"}).to(DEVICE)
         if function is Tensor.tolist and isinstance(args[0], OnMac):
             return args[0].cpu().tolist()
-        if function in (Tensor.__getitem__, Tensor.__setitem__):  # C++ would make a list a tensor on `meta`: no values
+        if function in (Tensor.__getitem__, Tensor.__setitem__):  # C++ makes a list a `meta` tensor, without values
             args = (args[0], _with_tensors(args[1]), *args[2:])
         asked = any(_names(value, "meta") for value in (*args, *kwargs.values()))
         _Named.meta_asked += asked
@@ -153,7 +153,7 @@ def _no_float64() -> TypeError:
 
 
 class _WithoutGradients(torch.no_grad):
-    """In the place of `inference_mode`, under which wrappers cannot be sliced."""
+    """Replaces `inference_mode`, in which wrappers cannot be sliced."""
 
     def __init__(self, mode: bool = True) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _WithoutGradients(torch.no_grad):
 
 @contextmanager
 def stand_in() -> Iterator[None]:
-    """In the calling thread `mps` is a device."""
+    """Make `mps` a device in the calling thread."""
     inference = torch.inference_mode
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends.mps, "is_available", lambda: True)

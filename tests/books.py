@@ -1,11 +1,11 @@
-"""Books that a preparation reads."""
+"""Books to prepare."""
 
 import random
 from pathlib import Path
 
 
 def write_books(folder: Path, *, num_books: int = 3, characters: int = 60_000, seed: int = 0) -> Path:
-    """Books of made-up Spanish: paragraphs of distinct sentences."""
+    """Write books of invented Spanish words; no two paragraphs are the same."""
     rng = random.Random(seed)
     syllables = ["ca", "sa", "ñu", "ló", "pe", "rro", "qué", "ti", "mar", "ía", "sol", "güe", "na", "dor"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(800)]

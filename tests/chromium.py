@@ -1,10 +1,10 @@
-"""Chromium for tests: a person's clicks and keys, and what the page shows, asks for and complains of.
+"""Chromium for tests: clicks and keys as of a person, and the page's text, requests and error messages.
 
     with Browser(profile) as browser, browser.tab() as tab:
         tab.open(url)
         tab.click("#go")
 
-It speaks the DevTools protocol through a pipe (`--remote-debugging-pipe`), so that nothing listens:
+It uses the DevTools protocol over a pipe (`--remote-debugging-pipe`), so that no port is open:
 https://chromedevtools.github.io/devtools-protocol/
 """
 
@@ -32,18 +32,18 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Becomes the browser, which reads from descriptor 3 and writes to 4."""
+"""A program that turns into the browser, which reads from descriptor 3 and writes to 4."""
 PATIENCE_SECONDS = 60.0
 CONTROL = 2
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37}
 
 
 class BrowserError(Exception):
-    """What the browser did not do."""
+    """The browser failed to do what the message says."""
 
 
 class Browser:
-    """One process with a profile of its own; each tab is private to itself."""
+    """A browser process with its own profile. Tabs share no cookies, storage or cache."""
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
@@ -74,7 +74,7 @@ class Browser:
             os.close(self._out)
 
     def call(self, method: str, *, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """What it answers. Raises BrowserError."""
+        """Call a method of the protocol, and return its result. Raises BrowserError."""
         self._last += 1
         number = self._last
         message = {"id": number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
@@ -89,7 +89,7 @@ class Browser:
         return found
 
     def listen(self, seconds: float) -> None:
-        """Take in what it says next."""
+        """Read the next messages of the browser: answers, and events for tabs."""
         if not select.select([self._in], [], [], max(seconds, 0))[0]:
             raise BrowserError("the browser says nothing")
         said = os.read(self._in, 2**20)
@@ -119,7 +119,7 @@ class Browser:
 
 
 class Tab:
-    """A page. `asked`: every address it asked for; `complaints`: of its console, its policy and its scripts."""
+    """A page. `asked`: every URL that it requested. `complaints`: messages of console, content policy and scripts."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
@@ -137,7 +137,7 @@ class Tab:
                 self.complaints.append(str(given["exceptionDetails"]))
             case "Runtime.consoleAPICalled":
                 self.complaints.append(str(given["args"]))
-            case "Log.entryAdded" if given["entry"]["source"] != "network":  # it tells of each status of HTTP
+            case "Log.entryAdded" if given["entry"]["source"] != "network":  # HTTP errors are logged, too
                 self.complaints.append(given["entry"]["text"])
 
     def resize(self, width: int, height: int, *, phone: bool = False) -> None:
@@ -151,14 +151,14 @@ class Tab:
         self.call("Page.bringToFront")
 
     def value(self, expression: str) -> Any:
-        """Of an expression of JavaScript."""
+        """The value of an expression of JavaScript."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise BrowserError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """The value of an expression once it is true."""
+        """Wait until an expression of JavaScript is true, and return its value."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := self.value(expression)):
             if time.monotonic() > deadline:
@@ -167,12 +167,12 @@ class Tab:
         return found
 
     def text(self, selector: str) -> str:
-        """What is seen of an element."""
+        """The visible text of an element."""
         found: str = self.value(f"document.querySelector({json.dumps(selector)}).innerText")
         return found
 
     def choose(self, selector: str, value: str) -> None:
-        """In a list, as if by a person."""
+        """Choose a value in a list, as a person would."""
         self.value(
             f"(() => {{ const list = document.querySelector({json.dumps(selector)}); list.value = {json.dumps(value)};"
             "list.dispatchEvent(new Event('change', { bubbles: true })); })()"

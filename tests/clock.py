@@ -1,4 +1,4 @@
-"""Time that passes only where a test spends it."""
+"""A clock that advances only when a test advances it."""
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""The `train` command: a small run of one's own, trained here, or started in a process, watched and stopped."""
+"""Run the command `train` on a small task, in this process or in one of its own, and observe and stop the training."""
 
 import itertools
 import os
@@ -53,8 +53,8 @@ class Data(Data):
         if os.getpid() != {pid}: time.sleep(0.001)
         return super().__getitem__(i)
 """
-"""Behind `TASK`: processes other than this one rest at each example. Where a run only has to go on while something else
-happens, the processor is for that, and there are fewer steps to compare with one worker's."""
+"""Appended to `TASK`: processes other than this one sleep at each example. It suits tests in which the run only has to
+go on: the CPU is left to what they test, and one worker soon repeats the few steps for comparison."""
 
 RUN = """
 schema = 1
@@ -78,7 +78,7 @@ every_tokens = 1_000_000
 
 COMMAND = [sys.executable, "-m", "cuadrilla"]
 ENDLESS = 100_000
-"""Steps of a run that ends when it is told to: how fast a machine is then decides nothing."""
+"""Steps of a run that a test stops. No machine is fast enough to come to its end by itself."""
 TAIL_BYTES = 16_384
 
 
@@ -90,7 +90,7 @@ def make_run(folder: Path, *, steps: int = ENDLESS, unhurried: bool = False) -> 
 
 
 def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Train to the end and return what was said. Workers that are processes are real ones, the rest is in this one."""
+    """Train to the end, in this process; workers that are processes are real ones. Returns exit code and output."""
     return cuadrilla("train", str(run.run_file), *arguments)
 
 
@@ -101,7 +101,7 @@ def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[
 
 
 def begin(*arguments: object, **options: object) -> "subprocess.Popen[str]":
-    """Any command in a process that hears Ctrl-C, which a suite in the background ignores."""
+    """Start any command in a process that obeys Ctrl-C, even where the tests run in the background and ignore it."""
     settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([*COMMAND, *map(str, arguments)], preexec_fn=heard, **settings)
@@ -114,9 +114,9 @@ def wait_for(
     seconds: float = 150,
     every_seconds: float = 0.02,
 ) -> None:
-    """Until the condition holds; fails after a generous ceiling, or when the process ends before.
+    """Wait until the condition holds. Fails after `seconds`, a generous limit, or when the process ends before.
 
-    `every_seconds`: longer, where to look costs something and the condition stays.
+    `every_seconds`: longer where the condition is costly to check and stays true.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -126,7 +126,7 @@ def wait_for(
 
 
 def said_by(process: "subprocess.Popen[str]") -> str:
-    """What a process has said once it has ended: on stderr, or into the file of its machine."""
+    """Wait for a process and return its output: its stderr, or the file of its machine (`Machine.talk`)."""
     talk: Path | None = getattr(process, "talk", None)
     if talk is None:
         return process.communicate(timeout=150)[1] or ""
@@ -135,7 +135,7 @@ def said_by(process: "subprocess.Popen[str]") -> str:
 
 
 def stop(process: "subprocess.Popen[str]") -> str:
-    """Ask a training to save and stop, as `stop` and Ctrl-C do; what it has said."""
+    """Let a training save and stop, as `cuadrilla stop` and Ctrl-C do, and return its output."""
     process.terminate()
     said = said_by(process)
     assert process.returncode == 130, said
@@ -144,9 +144,9 @@ def stop(process: "subprocess.Popen[str]") -> str:
 
 
 def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = None) -> bool:
-    """Whether every version has its row, and the newest weights are those of one undisturbed worker at that version.
+    """Assert that every version has its row. Return whether the newest weights are those of one undisturbed worker.
 
-    `begun_in`: where the first versions were made, whose rows are not looked at.
+    `begun_in`: the run in which the first versions were made, if it was another one; its rows are not checked.
     """
     rows = last_rows(run.metrics)
     versions, steps = [row["version"] for row in rows], [row.get("steps", 1) for row in rows]
@@ -162,13 +162,13 @@ def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = 
 
 
 def coordinator(crew: "subprocess.Popen[str]") -> psutil.Process:
-    """The process that coordinates: the only child of the one that was started."""
+    """The coordinating process, which is the only child of the process that was started."""
     (child,) = psutil.Process(crew.pid).children()
     return child
 
 
 def newest_version(run: RunDir) -> int:
-    """The version of the last step that has its row. Only the end of the file is read: who waits asks often."""
+    """The newest version that has its row. Only the end of the file is read, since tests that wait call this often."""
     try:
         with open(run.metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -183,7 +183,7 @@ def reached(run: RunDir, version: int) -> Callable[[], bool]:
 
 
 def goes_on(run: RunDir, *, steps: int = 5) -> Callable[[], bool]:
-    """Some steps more than there are now: none, it may be, where the machine is slow."""
+    """Whether the run has made `steps` more than now. On a slow machine it may not have made any yet."""
     return reached(run, newest_version(run) + steps)
 
 

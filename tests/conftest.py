@@ -1,11 +1,11 @@
 """Hygiene: every test leaves the process as it found it.
 
-After each test its environment variables, threads, child processes and network sockets are compared with those from
-before it; what was left behind is put right (variables restored, children killed) and the test fails. Torch's number
-of threads and its deterministic mode are restored without a word, and without importing torch for a test that did
-not. A test's folder decides its tier: tests/unit/ is marked `unit`, and so on.
+Environment variables, threads, child processes and network sockets are compared before and after each test. If a test
+leaves something behind it fails; variables are then restored and children killed. Torch's number of threads and its
+deterministic mode are restored silently, and torch is not imported for a test that did not import it. What fixtures of
+a wider scope make does not count, since they are set up before this check.
 
-Things that a fixture of a wider scope makes are not a test's: such fixtures are set up before this one.
+A test's folder decides its tier: tests/unit/ is marked `unit`, and so on.
 """
 
 import gc
@@ -33,11 +33,11 @@ from tests.schedule import uses_ray
 silence_grpc()
 sleep_early()
 
-# Tests run side by side and start processes: threads of one small product that wait for each other on busy cores cost
-# a hundred times what they save. What is about several threads sets their number itself. Before torch is imported.
+# Tests run side by side and start processes. On busy cores the threads of a small matrix product wait for each other,
+# which costs a hundred times what they save. Tests of several threads set their number. Must precede torch's import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What a machine keeps for its user is not the tests' to write. The processes of xdist inherit it from the first one.
+# Tests must not write into the user's home of cuadrilla. The processes of xdist inherit this one from the first.
 OWN_HOME = "CUADRILLA_HOME" not in os.environ
 if OWN_HOME:
     os.environ["CUADRILLA_HOME"] = tempfile.mkdtemp(prefix="cuadrilla-tests-")
@@ -48,9 +48,9 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("fixed")  # the option --hypothesis-profile beats it
 
-GRACE_SECONDS = 15.0  # a thread or a child that was told to stop may need a moment, on a loaded machine several seconds
+GRACE_SECONDS = 15.0  # a thread or child that was stopped may need a moment, on a loaded machine several seconds
 
-# What libraries leave behind by design.
+# Libraries leave these behind by design.
 LIBRARY_VARIABLES = ("PYTEST_", "KMP_", "TORCHINDUCTOR_", "TRITON_", "TOKENIZERS_PARALLELISM", "TF_CPP_", "GRPC_")
 LIBRARY_THREADS = ("pytest_timeout", "tqdm_monitor", "TMonitor", "Dummy-", "asyncio_", "AnyIO worker thread")
 LIBRARY_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
@@ -92,7 +92,7 @@ def children() -> frozenset[psutil.Process]:
         try:
             process = psutil.Process(pid)
             command = " ".join(process.cmdline())
-        except psutil.ZombieProcess:  # somebody forgot to wait for it
+        except psutil.ZombieProcess:  # it has ended, and its parent did not wait for it
             command = ""
         except psutil.NoSuchProcess:
             continue
@@ -128,7 +128,7 @@ def snapshot() -> Snapshot:
 
 
 def left_over(read: Callable[[], frozenset[Any]], before: frozenset[Any]) -> frozenset[Any]:
-    """What is there now and was not before, after a moment to go away."""
+    """What is there now and was not before; it gets GRACE_SECONDS to go away."""
     left = read() - before
     if left:
         gc.collect()  # an unreferenced socket in a reference cycle is closed by now
@@ -140,7 +140,7 @@ def left_over(read: Callable[[], frozenset[Any]], before: frozenset[Any]) -> fro
 
 
 def leaks(before: Snapshot) -> list[str]:
-    """One line for each thing left behind; what can be put right is."""
+    """A line for each thing left behind. Variables are restored and children killed."""
     found = []
     now = variables()
     for name in sorted(set(now) | set(before.variables)):
@@ -188,7 +188,7 @@ def hygiene() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A little prepared text. Read only."""
+    """A folder of a little prepared text. Read only."""
     from cuadrilla.data.prepare import PrepareOptions, prepare
 
     folder = tmp_path_factory.mktemp("stories") / "data"
@@ -225,10 +225,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each test carries the mark of its folder.
+    """Mark each test with its folder, and order the tests so that all processes of xdist end together.
 
-    Ray's, which follow one another, and those that may take longest, by their time limit, are begun first: at the end
-    all processes are done together.
+    Tests of Ray, which must run one after another, come first; then the others, the longest time limits first.
     """
     here = Path(__file__).parent
     for item in items:

@@ -11,7 +11,7 @@ from cuadrilla.link.nodes import AllowList
 
 
 def join(folder: Path, *, name: str, crew: Identity, nodes: AllowList) -> Identity:
-    """A node that has joined, with its token in `folder`."""
+    """Let a node join the crew, with its token in `folder`."""
     _, token = nodes.add(name)
     identity = Identity(token=token, certificate=crew.certificate)
     save_node(folder, identity)

@@ -1,4 +1,4 @@
-"""A dashboard in this process, behind its edge, on a free port of the loopback; and what a caller sees of it."""
+"""A dashboard in this process, behind the product's edge, on a free port of the loopback, and a client for it."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ class ShownDashboard:
         return f"{self.url}/#token={TOKEN}"
 
     def ask(self, path: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
-        """Status, body, headers. `headers`: `_` for `-`; with the token unless they say otherwise."""
+        """Status, body and headers of an answer. `headers`: with `_` for `-`; they may replace the token."""
         given = BEARER | {name.replace("_", "-"): value for name, value in headers.items()}
         given = {name: value for name, value in given.items() if value}
         body = b"{}" if method == "POST" else None
@@ -49,7 +49,7 @@ class ShownDashboard:
 
     @contextmanager
     def following(self, key: str) -> Iterator[Iterator[dict[str, Any]]]:
-        """What the stream of a run tells, piece by piece."""
+        """The messages that the stream of a run sends."""
         request = urllib.request.Request(f"{self.url}/api/follow?of={quote(key)}", headers=BEARER)
         with urllib.request.urlopen(request, timeout=60) as answer:
             yield (json.loads(line[5:]) for line in answer if line.startswith(b"data:"))
@@ -57,7 +57,7 @@ class ShownDashboard:
 
 @contextmanager
 def shown(*places: Path, queue: Path | None = None) -> Iterator[ShownDashboard]:
-    """Not through `listen`, which is for the main thread of a process."""
+    """Serve a dashboard. The product's `listen` is not used, since it works only in the main thread of a process."""
     dashboard = Dashboard(Runs(places, queue=queue))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -9,7 +9,8 @@ from cuadrilla.model.inference import InferenceModel
 
 
 def spread_gpt2(spread: float, **shape: Any) -> GPT2:
-    """With 0.3 the best token leads by far, rounding decides nothing, and a text does not settle into one token."""
+    """A GPT-2 with random weights. With a spread of 0.3 the best token leads by so much that rounding does not change
+    it, and a generated text does not repeat one token for ever."""
     torch.manual_seed(0)
     made = GPT2(GPT2Config(**shape)).eval()
     with torch.no_grad():
@@ -19,5 +20,4 @@ def spread_gpt2(spread: float, **shape: Any) -> GPT2:
 
 
 def decided_model(*, vocabulary: int, context: int) -> InferenceModel:
-    """Ready to generate."""
     return InferenceModel(spread_gpt2(0.3, vocab_size=vocabulary, context=context, layers=2, heads=4, width=32))

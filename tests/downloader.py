@@ -1,4 +1,4 @@
-"""A download whose patience costs no time and is remembered."""
+"""Downloads that do not wait: each wait before another attempt is recorded instead."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Drives a coordinator by hand: for tests of its decisions, without I/O and clocks."""
+"""Drives a coordinator by hand, without I/O and clocks, for tests of its decisions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ def rules(**changes: object) -> Rules:
 
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
-    """A strategy's coordinator, new or from a snapshot."""
+    """The coordinator of a strategy, new or restored from a snapshot."""
     return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds())
 
 
 class Crew:
-    """Drives a coordinator: keeps the leases that are out, answers them, and lets every merge succeed or fail.
+    """Drives a coordinator: keeps the open leases, answers them, and lets every merge succeed or fail.
 
-    `now` is the time; an answer comes so many seconds after its lease, or now if that is over.
+    `now` is the virtual time. An answer comes a number of seconds after its lease, or now if that time has passed.
     """
 
     def __init__(self, machine: Coordinator) -> None:
@@ -58,7 +58,7 @@ class Crew:
                     self.discarded.append(action.lease_id)
 
     def merge(self, action: events.Merge) -> None:
-        """It succeeds."""
+        """Called for every merge; here it succeeds."""
 
     def contribution(self, grant: ledger.Grant, *, valid: bool) -> Contribution:
         return Contribution(
@@ -66,7 +66,7 @@ class Crew:
         )
 
     def _abandon(self, worker: str) -> None:
-        """A worker that gets a lease does not finish one that nobody wants any more."""
+        """Forget the leases of a worker that the coordinator has revoked; it stops them when it gets another."""
         wanted = self.machine.work.ledger.leases
         self.leases = {id_: lease for id_, lease in self.leases.items() if lease.worker != worker or id_ in wanted}
 
@@ -92,7 +92,7 @@ class Crew:
         return next(grant for grant in self.leases.values() if grant.worker == worker)
 
     def round(self, **seconds_per_unit: float) -> float:
-        """Everyone answers; how long the round took, when each unit takes so long on each worker."""
+        """Let all workers answer, each with its seconds per unit. Returns the seconds that the round took."""
         took = {g.worker: len(g.units) * seconds_per_unit[g.worker] for g in self.leases.values()}
         for lease_id, grant in sorted(self.leases.items(), key=lambda item: took[item[1].worker]):
             self.answer(lease_id, seconds=took[grant.worker])

@@ -1,4 +1,4 @@
-"""Scripted faults for workers of this process: die at a step and a phase, or send a wrong number."""
+"""Scripted faults for workers in this process: they die at a step and phase, or send a wrong number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,12 +24,12 @@ PHASES: tuple[Phase, ...] = ("hello", "version", "lease", "pass", "upload", "con
 
 
 class Died(Exception):
-    """What a scripted death raises in the worker's thread."""
+    """Raised in the worker's thread as its scripted death."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """`worker` suffers `action` when it reaches `phase` while computing from version `at` (None: from any)."""
+    """When `worker` reaches `phase`, computing from version `at` (None: from any version), it suffers `action`."""
 
     worker: str
     at: int | None
@@ -38,7 +38,7 @@ class Script:
 
 
 class FaultyLink:
-    """Wraps a worker's link and plays its scripts."""
+    """Wraps a worker's link and causes its scripted faults."""
 
     def __init__(self, worker: str, link: Link, scripts: list[Script], played: list[Script]) -> None:
         self._link = link
@@ -78,7 +78,7 @@ class FaultyLink:
             return tensors
         name, tensor = next(iter(tensors.items()))
         tensor = tensor.clone()
-        if action == "flip":  # the highest bit of a float's exponent, or of a fixed-point number's value
+        if action == "flip":  # flip the highest bit of a float's exponent, or of a fixed-point number's value
             integers = tensor.view(-1).view(torch.int32 if tensor.element_size() == 4 else torch.int64)
             integers[0] ^= 1 << (8 * integers.element_size() - 2)
         else:
@@ -92,7 +92,7 @@ class FaultyLink:
         self._link.close()
 
     def _reach(self, phase: Phase) -> str:
-        """What happens to an upload now; "" for nothing."""
+        """Die if a script says so; else the action that an upload suffers now, or "" for none."""
         for script in self._scripts:
             if script.phase == phase and script.at in (None, self._version) and script not in self._played:
                 self._played.append(script)
@@ -103,6 +103,6 @@ class FaultyLink:
 
 
 def play(*scripts: Script) -> tuple[Callable[[str, Link], Link], list[Script]]:
-    """A `wrap_link` that plays the scripts, and the list of those that were played."""
+    """A `wrap_link` that causes the scripted faults, and the list of scripts that have been played."""
     played: list[Script] = []
     return lambda worker, link: FaultyLink(worker, link, list(scripts), played), played

@@ -1,9 +1,10 @@
-"""A user's task file that plays a script of faults, from inside the processes that train it.
+"""A user's task file that causes scripted faults from inside the processes that train it.
 
-The script is `script.json` beside this file, a list; without it nothing happens. A fault comes when its process
-reaches a `phase` at a place `at`: in a worker "data", "forward" and "backward" of an example (none comes twice, so it
-tells the step and the unit); in the coordinator "evaluate" and "val data" of a step. Each is played once, by whoever
-gets there first: the file `played/NAME` is made before. "hold" is no fault: all wait there until another was played.
+The script is the list in `script.json` beside this file; without it nothing happens. A fault occurs when a process
+reaches a `phase` at a place `at`. In a worker the phases are "data", "forward" and "backward", and a place is the index
+of an example; no example is used twice, so the index determines step and unit. In the coordinator the phases are
+"evaluate" and "val data", and a place is a step. The first process that gets there makes the file `played/NAME` and
+suffers the fault, once. The action "hold" is no fault: all processes wait there until another fault was played.
 """
 
 import json
@@ -22,7 +23,7 @@ from cuadrilla.model.task import TaskDefaults
 from cuadrilla.rundir import RunDir, last_rows
 
 SPACING = 10
-"""A checkpoint and an evaluation every so many steps, and there at most one fault of the coordinator."""
+"""Steps between two checkpoints, and between two evaluations; each evaluation has at most one fault."""
 NUM_EXAMPLES, NUM_HELD_OUT = 8192, 32
 SLOW_SECONDS, POLL_SECONDS = 0.3, 0.01
 NAN = float("nan")
@@ -30,7 +31,7 @@ HOG_BYTES = 2**30
 
 
 class Player:
-    """Plays the script of the folder that this file lies in."""
+    """Plays the script in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._played = folder / "played"
@@ -38,7 +39,7 @@ class Player:
         self._faults = json.loads(script.read_text()) if script.exists() else []
 
     def reach(self, phase: str, places: list[int]) -> float:
-        """Suffer what comes here; what a number that passes here is multiplied with."""
+        """Suffer the faults of this phase and these places. Returns a factor for the caller's number: NaN or 1."""
         factor = 1.0
         for fault in self._faults:
             if fault["phase"] == phase and fault["at"] in places:
@@ -64,15 +65,15 @@ class Player:
                 time.sleep(SLOW_SECONDS)
             case "nan":
                 return NAN
-            case "hog":  # every page is written to: more than its control group may have
+            case "hog":  # writes to every page: more memory than its control group may have
                 np.ones(HOG_BYTES, np.uint8)
-            case "leak":  # more than there is: the allocator says no
+            case "leak":  # more memory than there is: the allocator refuses
                 torch.empty(2**60, dtype=torch.uint8)
         return 1.0
 
 
 class Data:
-    """Examples of the sine of a sum; `reached` hears which one is fetched."""
+    """Examples of the sine of a sum. `player` is told which one is fetched."""
 
     def __init__(self, seed: int, *, length: int, player: Player | None) -> None:
         random = np.random.default_rng(seed)
@@ -128,7 +129,7 @@ class Sine:
         return {"loss": total / NUM_HELD_OUT}
 
     def reach_evaluation(self, phase: str) -> None:
-        """The evaluated step has no row yet."""
+        """The evaluated step has no row yet, so it is the next multiple of SPACING after the last row."""
         rows = last_rows(self._run.metrics)
         last = rows[-1]["version"] if rows else 0
         self._player.reach(phase, [last - last % SPACING + SPACING])

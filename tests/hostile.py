@@ -1,4 +1,4 @@
-"""A coordinator's transport with a receiver that only records, and a hand-made client that may send it anything."""
+"""A coordinator's server whose receiver only records messages, and a client that can send it any bytes."""
 
 import contextlib
 import gc
@@ -34,7 +34,7 @@ from cuadrilla.link.server import CrewServer
 from cuadrilla.link.standby import StandbyServer
 
 MIB = 2**20
-CEILING_SECONDS = 20.0  # for what happens at once unless something is broken
+CEILING_SECONDS = 20.0  # for what happens at once unless there is a bug
 HUNG_UP_SECONDS = 5.0  # how long a connection that says nothing useful may last
 SLACK_SECONDS = 5.0
 PARAMETERS = {"bias": torch.arange(3.0), "weight": torch.arange(8.0).view(2, 4)}
@@ -44,7 +44,7 @@ HUGE = 2**64 - 1
 
 
 class Heard:
-    """A receiver that keeps what it is told, by worker."""
+    """A receiver that keeps the messages of each worker."""
 
     def __init__(self) -> None:
         self.messages: defaultdict[str, queue.SimpleQueue[ToCoordinator]] = defaultdict(queue.SimpleQueue)
@@ -67,7 +67,7 @@ class Heard:
 
 
 class Crew:
-    """A server that serves, its keys, and an honest worker `ana` that has joined."""
+    """A running server, its keys, and an honest worker `ana` that has joined."""
 
     def __init__(
         self, folder: Path, *, contribution: wire.Layout = LAYOUT, standbys: frozenset[str] = frozenset()
@@ -95,18 +95,18 @@ class Crew:
 
     @property
     def stranger(self) -> Identity:
-        """Somebody who knows who the coordinator is, and has no token."""
+        """An identity with the coordinator's certificate, but without a token."""
         return Identity(certificate=self.keys.certificate)
 
     def node(self, name: str) -> Identity:
         return self.server.admit(name)
 
     def workers(self) -> list[str]:
-        """Who has a session now."""
+        """Names of the workers that have a session now."""
         return sorted(self.server._sessions)
 
     def works(self) -> bool:
-        """The honest worker gets a lease and a version, uploads and answers, and the answer is what it sent."""
+        """Whether the honest worker gets a lease and a version, and its answer arrives with the tensors it sent."""
         self.leases += 1
         lease = Lease(lease_id=self.leases, version=self.leases, units=(1, 2), planned_tokens=9)
         self.server.send("ana", lease)
@@ -137,7 +137,7 @@ class Crew:
 
 
 class Abuser:
-    """A client of the link with an identity of its own that sends whatever bytes it is given."""
+    """A client of the link that sends any bytes under the identity that it is given."""
 
     def __init__(self, crew: Crew, identity: Identity) -> None:
         credentials = grpc.ssl_channel_credentials(root_certificates=identity.certificate)
@@ -146,14 +146,14 @@ class Abuser:
         self.channel = grpc.secure_channel(crew.address, credentials, options=[*options, ("grpc.enable_retries", 0)])
 
     def stream(self, method: str, requests: Iterable[bytes], *, device: str = "", secret: bytes = b"") -> Any:
-        """A call of any method, with as many messages as one likes."""
+        """Call a method of the service with any number of messages."""
         call = self.channel.stream_stream(f"/{wire.SERVICE}/{method}")
         told = {wire.TOKEN_KEY: self.token, wire.DEVICE_KEY: device, wire.INVITE_KEY: secret}
         metadata = tuple((key, value) for key, value in told.items() if value)
         return call(iter(requests), timeout=4 * CEILING_SECONDS, metadata=metadata)
 
     def status(self, method: str, requests: Iterable[Any], *, device: str = "", secret: bytes = b"") -> str:
-        """How the call ends, once it has."""
+        """Make a call, wait for its end, and return its status code."""
         call = self.stream(method, map(raw, requests), device=device, secret=secret)
         with contextlib.suppress(grpc.RpcError):
             for _ in call:
@@ -162,7 +162,7 @@ class Abuser:
         return name
 
     def say(self, *messages: object) -> list[ToWorker]:
-        """A session in which this is said; what came back until it ended."""
+        """Send these messages in a session, and return the answers that came until it ended."""
         answers = []
         with contextlib.suppress(grpc.RpcError):
             for answer in self.stream("Session", map(raw, messages)):
@@ -183,7 +183,7 @@ def memory_stays(limit_bytes: int) -> Iterator[None]:
 
 
 class Held:
-    """Messages, and then no end of the stream, until it is released."""
+    """A stream of messages that does not end after the last one until `more` gets None. `waits`: all were sent."""
 
     def __init__(self, messages: Iterable[bytes]) -> None:
         self.messages = iter(messages)
@@ -201,12 +201,12 @@ def raw(item: object) -> bytes:
 
 
 def upload(lease_id: int = 1, **fields: Any) -> Contribution:
-    """The first message of one."""
+    """The first message of an upload."""
     return Contribution(lease_id=lease_id, **{"tokens": 1, "loss_sum": 1.0, **fields})
 
 
 def uploaded(head: object, *chunks: bytes) -> list[object]:
-    """What a session says to bring this."""
+    """The messages of a session that upload these chunks."""
     return [head, *(wire.DATA + chunk for chunk in chunks), wire.DATA]
 
 

@@ -1,4 +1,4 @@
-"""The image that the container tests use: built once, and kept under a name made of all that it is made from.
+"""The image of the container tests: built once, and kept under a name that is a hash of the files it is made from.
 
     python3 -m tests.images      builds it if it is not there, and says how long that took
 
@@ -31,11 +31,11 @@ MADE_FROM = (
 
 
 class Missing(Exception):
-    """What this machine lacks."""
+    """This machine lacks what the message names."""
 
 
 def docker(*arguments: str) -> str:
-    """What a command of Docker that succeeds prints. Raises RuntimeError."""
+    """Run a command of Docker and return its output. Raises RuntimeError if it fails."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"docker {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -47,7 +47,7 @@ def has_image(name: str) -> bool:
 
 
 def base_image() -> str:
-    """Raises Missing."""
+    """The base image that was given, or the local one. Raises Missing."""
     if shutil.which("docker") is None:
         raise Missing("needs the command docker")
     engine = ["docker", "version", "--format", "{{.Server.Version}}"]
@@ -69,7 +69,7 @@ def files() -> Iterator[Path]:
 
 
 def name_of(base: str) -> str:
-    """Without the tag, which is `cpu`."""
+    """The image's name without its tag, which is `cpu`."""
     digest = hashlib.sha256(base.encode())
     for file in sorted(files()):
         digest.update(f"\0{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())

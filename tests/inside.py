@@ -1,8 +1,8 @@
-"""`cuadrilla ...` inside this interpreter, for tests that are not about the process: a new one costs seconds.
+"""Run `cuadrilla ...` in this interpreter, because a new process costs seconds. For tests that need no process.
 
-The command sees the arguments, the folder, the environment and the standard input that it is given, and what it and
-its children write is caught at the file descriptors. Signals, memory, open files and the end of a process are tested
-with real ones (tests/commands.py).
+The command gets its own arguments, working folder, environment and standard input. The output of the command and of its
+child processes is captured at the file descriptors. Tests of signals, memory, open files and the end of a process use
+real processes (tests/commands.py).
 """
 
 import io
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 def cuadrilla(
     *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, says: str = ""
 ) -> "CompletedProcess[str]":
-    """Run a command to its end: exit code, standard output and standard error. `env`: the whole environment."""
+    """Run a command to its end, and return exit code, stdout and stderr. `env`: the whole environment."""
     words = ["cuadrilla", *map(str, arguments)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
         stack.enter_context(_caught(1, out))
@@ -40,7 +40,7 @@ def cuadrilla(
         stack.enter_context(_folder(cwd))
         stack.enter_context(_fresh())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("default")  # as in a process of its own: here they are errors
+        warnings.simplefilter("default")  # as in a process; in the tests warnings are errors
         code = app.run()
         stack.close()
         return CompletedProcess(words, code, _text(out), _text(err))
@@ -48,7 +48,7 @@ def cuadrilla(
 
 @contextmanager
 def _caught(number: int, file: BinaryIO) -> Iterator[None]:
-    """What is written to a standard stream of this process, from Python and from its children, goes to `file`."""
+    """Redirect a standard stream of this process and of its children to `file`."""
     name = {1: "stdout", 2: "stderr"}[number]
     getattr(sys, name).flush()
     before = os.dup(number)
@@ -75,7 +75,7 @@ def _folder(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """As if nothing had been run before: flags, handlers of the log, modules of tasks."""
+    """Reset flags and handlers of the log, as if nothing had been run before; then forget the tasks' modules."""
     before, logger = set(sys.modules), logging.getLogger(package.__name__)
     handlers, level = list(logger.handlers), logger.level
     options = output.options.__dict__.copy()
@@ -94,7 +94,7 @@ def _fresh() -> Iterator[None]:
 
 
 def _is_ours(file: Path) -> bool:
-    """Part of Python or of this checkout; else it is a task's, and the next command is to load it anew."""
+    """Whether a module is part of Python or of this checkout. Others are tasks, which each command must load anew."""
     return file.is_relative_to(sys.base_prefix) or file.is_relative_to(ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Machines of their own, as far as cuadrilla can tell: each has a home folder, and a place on the network."""
+"""What cuadrilla takes for several machines: each has its own home folder, and may have its own network namespace."""
 
 import os
 import signal
@@ -37,12 +37,12 @@ tokens = 0
 every_seconds = 0
 """
 UNHURRIED = "[0.1]"
-"""A worker beside the coordinator that rests nine tenths of the time: where a run only has to go on while something
-else happens, the processor is for that, and there are fewer steps to compare with one worker's."""
+"""`engine.workers` for a worker beside the coordinator that sleeps nine tenths of the time. It suits tests in which the
+run only has to go on: the CPU is left to what they test, and one worker soon repeats the few steps for comparison."""
 
 
 def language_run(folder: Path, data: Path, *, steps: int = ENDLESS) -> RunDir:
-    """A strict run of a small GPT-2 on prepared text."""
+    """The folder of a strict run of a small GPT-2 on prepared text; nothing is started."""
     folder.mkdir()
     (folder / "data").symlink_to(data)
     (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=steps))
@@ -50,9 +50,9 @@ def language_run(folder: Path, data: Path, *, steps: int = ENDLESS) -> RunDir:
 
 
 class Machine:
-    """`prefix` goes before every command: into a network namespace, for example.
+    """`prefix` goes before every command, for example to enter a network namespace.
 
-    `talk`: a file for what its processes say, if nobody reads it while they run for long.
+    `talk`: a file for the output of its processes. Those that run for long would fill a pipe that no test reads.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Machine:
         return process
 
     def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
-        """A command to its end; in this interpreter, unless this machine has a place of its own."""
+        """Run a command to its end: in this interpreter if the machine has no prefix, else in a process."""
         if not self.prefix:
             return cuadrilla(*arguments, env=self.environment(), says=says)
         return subprocess.run(
@@ -112,7 +112,7 @@ class Machine:
 def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]") -> "subprocess.Popen[str]":
     arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
     home = Home(machine.home)
-    before = read_object(home.open_file)  # a killed coordinator leaves it behind
+    before = read_object(home.open_file)  # left over from a coordinator that was killed
     process = machine.start(*arguments, *more)
     wait_for(lambda: read_object(home.open_file) not in ({}, before), process)
     return process
@@ -121,19 +121,19 @@ def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]"
 def invite(machine: Machine, *arguments: str) -> str:
     done = machine.run("invite", *arguments)
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # the coordinator has taken it
+    wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # until the coordinator has read it
     return done.stdout
 
 
 def ended(worker: "subprocess.Popen[str]") -> str:
-    """What one has said that has ended in order."""
+    """Wait for a process, which must end with code 0, and return its output."""
     said = said_by(worker)
     assert worker.returncode == 0, said
     return said
 
 
 def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
-    """Stop the crew; what its coordinator has said."""
+    """Stop the crew with the command `stop`, and return the output of its coordinator."""
     done = coordinator.run("stop")
     assert done.returncode == 0, done.stderr
     said = said_by(crew)

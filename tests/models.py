@@ -1,4 +1,4 @@
-"""A small language model, trained for a moment on the built-in stories, for tests of what is done with one."""
+"""A small language model, trained for three steps on the built-in stories, for tests that use a trained model."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ tokens = 0
 
 
 def language_run(folder: Path) -> RunDir:
-    """`folder/run`, trained on `folder/data`."""
+    """Prepare `folder/data`, and train `folder/run` on it."""
     prepare(["cuentos:80"], out=folder / "data", options=PrepareOptions(vocab=400, val_fraction=0.1))
     run = RunDir(folder / "run")
     run.path.mkdir()

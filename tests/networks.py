@@ -1,4 +1,4 @@
-"""What tests on networks of their own need of a machine, and shares of its processor and memory."""
+"""Networks, CPU shares and memory limits for tests. Where this machine lacks what they need, the test is skipped."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ RATE = "400mbit"
 
 
 def need_namespaces() -> None:
-    """Skips, and says what is missing, where network namespaces cannot be made."""
+    """Skip the test, and say what is missing, where network namespaces cannot be made."""
     if os.geteuid() != 0:
         pytest.skip("needs root to make network namespaces")
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
@@ -33,7 +33,7 @@ def need_namespaces() -> None:
 
 @contextmanager
 def behind_router(num_members: int, num_hidden: int) -> Iterator[tuple[list[Member], list[Member]]]:
-    """Machines on a switch, the last of which is a router; and those that it hides."""
+    """Machines on a switch, of which the last one is a router; and the machines behind that router."""
     need_namespaces()
     pytest.importorskip("pyroute2", reason="needs the package pyroute2 (extra: dev)")
     with lan(num_members + 1, rate=RATE) as members:
@@ -46,27 +46,27 @@ def behind_router(num_members: int, num_hidden: int) -> Iterator[tuple[list[Memb
 
 
 def do(member: Member, command: str) -> None:
-    """Skips where it cannot be done."""
+    """Run a command on a member. Skips the test if it fails."""
     done = subprocess.run([*member.prefix, *shlex.split(command)], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot be done here: {command}: {done.stderr.strip()}")
 
 
 def switch_port(index: int) -> tuple[str, str]:
-    """(namespace, device) of the switch's end of the cable of a `lan`'s member: what it sends, the member receives."""
+    """Namespace and device of the switch's end of a member's cable. What this device sends, the member receives."""
     return f"cua-{os.getpid()}-switch", f"port{index}"
 
 
 @contextmanager
 def silent(place: str, device: str, *, rate: str) -> Iterator[None]:
-    """Nothing that a card sends gets anywhere; what it receives still comes. Then it has its `rate` again."""
+    """Drop all that a card sends, while it still receives. At the end the card has its `rate` again."""
     subprocess.run(["tc", "-n", place, "qdisc", "replace", "dev", device, "root", "blackhole"], check=True)
     yield
     limit_rate(place, device, rate)
 
 
 def lose(member: Member, *, share: float, source: str = "") -> None:
-    """A share of the packets that reach a member (from `source`) are lost, drawn at random, from now on."""
+    """From now on, drop a random share of the packets that reach a member (if given, only those from `source`)."""
     if shutil.which("iptables") is None:
         pytest.skip("needs the command iptables")
     chosen = ["-s", source] if source else []
@@ -78,7 +78,7 @@ def lose(member: Member, *, share: float, source: str = "") -> None:
 
 @contextmanager
 def shares(number: int) -> Iterator[list[limits.Share]]:
-    """Control groups without a limit yet; skips where there are none."""
+    """Make control groups without a limit yet. Skips the test where they cannot be made."""
     with ExitStack() as stack:
         try:
             made = stack.enter_context(limits.shares(number))
@@ -89,9 +89,8 @@ def shares(number: int) -> Iterator[list[limits.Share]]:
 
 @contextmanager
 def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
-    """`cgroup.procs` of a control group: whose number is written there may take so much more memory, without swap.
-
-    Skips where there is none. Who was put there must have ended.
+    """`cgroup.procs` of a control group with a memory limit: a process whose number is written there gets no more than
+    that, and no swap. It must have ended when the block ends. Skips the test where there are no such groups.
     """
     name = f"cua-{os.getpid()}-{name}"
     if (CGROUP / "memory" / "memory.limit_in_bytes").exists():

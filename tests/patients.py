@@ -1,4 +1,4 @@
-"""Machines as `doctor` sees them, one healthy one of each kind; and what it finds when something of one is changed."""
+"""Machines as `doctor` sees them: a healthy one of each kind, changes to them, and what `doctor` finds then."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ NO_DAEMON = (
 )
 FOLDER = Folder(path="/home/ana/run", device=1, free_bytes=300 * GIB)
 Programs = Mapping[str, ProgramAnswer | str]
-"""What programs say, by the beginning of what is typed: its text, or how it fails; the others are not there."""
+"""Answers of programs by the beginning of their command line: a text, or a failure. Other programs do not exist."""
 WELL: Programs = {"docker info": json.dumps(INFO)}
 
 
@@ -79,14 +79,14 @@ KINDS = {"linux": LINUX, "wsl": WSL, "container": CONTAINER, "mac": MAC, "window
 def changed(
     here: Here, *, facts: Mapping[str, Any] | None = None, programs: Programs | None = None, **fields: Any
 ) -> Here:
-    """The machine with other `facts`, other `programs` beside its own, and other fields."""
+    """A copy of the machine with changed `facts`, further `programs` and changed fields."""
     own = {} if here in (CONTAINER, MAC, WINDOWS) else WELL
     run = {"run": runs({**own, **programs})} if programs is not None else {}
     return replace(here, facts=replace(here.facts, **(facts or {})), **run, **fields)
 
 
 OWN = ("machine.power", "machine.shm")
-"""Checks that read the machine on which the tests run."""
+"""Checks that read the real machine on which the tests run; they are left out."""
 
 
 def sick(here: Here) -> list[tuple[str, Finding]]:
@@ -94,7 +94,7 @@ def sick(here: Here) -> list[tuple[str, Finding]]:
 
 
 def only(here: Here, check: str) -> Finding:
-    """What this check says; no other says anything."""
+    """The finding of this check, which must be the only one that is not ok."""
     found = sick(here)
     assert [name for name, _ in found] == [check], found
     return found[0][1]

@@ -1,7 +1,7 @@
-"""Free ports for tests whose processes bind them seconds later, and whether somebody listens at one.
+"""Free ports for tests whose processes bind them only seconds later, and whether a process listens at a port.
 
-Free: none that the system would give to a connection meanwhile, and none that another process of pytest gives out: each
-has numbers of its own.
+Until then the system gives such a port to no outgoing connection, and no other process of pytest gives it out, because
+each process of pytest has its own range.
 """
 
 import itertools
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 
 FIRST, LAST, SHARES = 20_000, 32_000, 8
-"""Above what Ray takes for its workers, below what Linux and macOS take for outgoing connections."""
+"""Above the ports of Ray's workers, and below those that Linux and macOS use for outgoing connections."""
 SHARE = (LAST - FIRST) // SHARES
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SHARES
 _turns = itertools.count(os.getpid())
 
 
 def free_port() -> int:
-    """Of the loopback; nobody listens there."""
+    """A port of the loopback at which no process listens."""
     for turn in itertools.islice(_turns, SHARE):
         number = FIRST + _worker * SHARE + turn % SHARE
         with socket.socket() as probe:
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def listens(address: str, *, prefix: Sequence[str] = ()) -> bool:
-    """Whether connections to HOST:PORT are taken; `prefix` leads into another network."""
+    """Whether HOST:PORT accepts connections. `prefix`: a command prefix that enters another network namespace."""
     host, _, port = address.rpartition(":")
     if prefix:
         code = f"import socket; socket.create_connection(({host!r}, {port})).close()"

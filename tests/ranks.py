@@ -1,4 +1,4 @@
-"""An island on this machine: ranks of processes, with or without torchrun."""
+"""Islands on this machine: the processes of several ranks, started with or without torchrun."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 def torchrun(
     num_ranks: int, *arguments: str, restarts: int = 0, seconds: float = 150
 ) -> "subprocess.CompletedProcess[str]":
-    """Ranks on this machine, which are started again together so many times."""
+    """Run ranks under torchrun. `restarts`: how many times all are started again together after a failure."""
     command = [*TORCHRUN, "--nproc-per-node", str(num_ranks), "--max-restarts", str(restarts), *arguments]
     return subprocess.run(command, cwd=ROOT, env=_with_root({}), text=True, capture_output=True, timeout=seconds)
 
 
 def by_hand(num_ranks: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The same without restarts and without torchrun, whose own process costs two seconds. The worst of their codes."""
+    """Run ranks without torchrun, whose own process costs two seconds. The exit code is the worst of all ranks."""
     port = free_port()
     ranks = [start_rank(rank, num_ranks, port, *arguments) for rank in range(num_ranks)]
     said = finished(ranks)
@@ -31,7 +31,7 @@ def by_hand(num_ranks: int, *arguments: str) -> "subprocess.CompletedProcess[str
 
 
 def finished(ranks: "Sequence[subprocess.Popen[str]]", *, seconds: float = 150) -> list[tuple[str, str]]:
-    """What each has said on its outputs, once all have ended; none is left behind."""
+    """Wait for all ranks, and return the stdout and stderr of each. None is left running."""
     try:
         return [rank.communicate(timeout=seconds) for rank in ranks]
     finally:
@@ -41,7 +41,7 @@ def finished(ranks: "Sequence[subprocess.Popen[str]]", *, seconds: float = 150) 
 
 
 def start_rank(rank: int, num_ranks: int, port: int, *arguments: str) -> "subprocess.Popen[str]":
-    """As a person would by hand, without torchrun."""
+    """Start one rank without torchrun, with the variables that torchrun would set."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_PORT": port}
     place |= {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     environ = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}}
@@ -52,6 +52,6 @@ def start_rank(rank: int, num_ranks: int, port: int, *arguments: str) -> "subpro
 
 
 def _with_root(environ: Mapping[str, str]) -> dict[str, str]:
-    """Tasks of these tests import from here."""
+    """The environment with this repository on the import path, from which the tests' tasks import."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, **environ}

@@ -1,4 +1,4 @@
-"""A Ray cluster of the user's own, as `ray start` makes it."""
+"""A user's Ray cluster, started with `ray start`."""
 
 import os
 import subprocess
@@ -13,13 +13,13 @@ from bench.lan import Member
 from tests.ports import free_port, listens
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Else Ray takes an address of this machine's card."""
+"""Without it Ray takes the address of this machine's network card."""
 
 
 class RayNode:
-    """`ray start --block` on `member`, with a token and two processors: the head, or a node of `head`'s cluster.
+    """`ray start --block` on `member`, with a token and two CPUs: a head, or with `head` a node of that cluster.
 
-    `cards`: so many are only said to be there.
+    `cards`: how many GPUs Ray is told that there are.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class RayNode:
         self.token, self.home, self.member = folder / "token", folder / "home", member
         self.token.write_text("0123456789abcdef" * 4)
         self.address = head.address if head else f"{member.address}:{free_port()}"
-        # Short: Ray makes Unix sockets below it, whose paths have an end.
+        # A short path, because Ray makes Unix sockets below it, and the length of their paths is limited.
         self._scratch = tempfile.TemporaryDirectory(prefix="cua-", dir="/tmp", ignore_cleanup_errors=True)
         options = {
             "--node-ip-address": member.address, "--temp-dir": self._scratch.name,
             "--num-cpus": "2", "--num-gpus": str(cards), "--object-store-memory": "100000000",
-            "--dashboard-agent-listen-port": str(free_port()),  # else two clusters of a machine want one
+            "--dashboard-agent-listen-port": str(free_port()),  # else two clusters on one machine want the same
         }  # fmt: skip
         port = self.address.rpartition(":")[2]
         first = ["--address", self.address] if head else ["--head", "--port", port, "--include-dashboard", "false"]
@@ -49,11 +49,11 @@ class RayNode:
         return {**ray, **({} if self.member.prefix else LOOPBACK), "CUADRILLA_HOME": str(self.home)}
 
     def actors(self) -> list[psutil.Process]:
-        """The workers' processes: Ray names them."""
+        """The processes of actors, recognised by the names that Ray gives them."""
         return [process for process in self._family() if "RayWorker" in named(process)]
 
     def listens(self) -> bool:
-        """Whether the head takes calls: seconds after its start, more on a busy machine."""
+        """Whether the head accepts connections, which it does seconds after its start, later on a busy machine."""
         return listens(self.address, prefix=self.member.prefix)
 
     def runs(self) -> bool:
@@ -64,7 +64,7 @@ class RayNode:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=patience_seconds)
-        self.process.kill()  # a node waits for a head that has gone
+        self.process.kill()  # a node whose head has ended would wait for it
         self.process.wait()
         for process in psutil.wait_procs(family, timeout=2)[1]:  # some wait for half a minute
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Files read as a preparation reads them."""
+"""Reads files as a preparation does."""
 
 from collections import deque
 from pathlib import Path
@@ -7,7 +7,7 @@ from cuadrilla.data.sources import DEFAULT_FIELD, Sources, list_sources
 
 
 def find(*specs: object, exclude: Path = Path("nowhere"), field: str = DEFAULT_FIELD) -> Sources:
-    """Everything read, for what is known then."""
+    """Read all texts of these sources, and return the sources with the counts that are known then."""
     sources = list_sources([str(spec) for spec in specs], exclude=exclude, field=field)
     for text in sources.texts():
         deque(text.pieces, maxlen=0)

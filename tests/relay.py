@@ -1,4 +1,4 @@
-"""A long way: hands on what arrives at HOST:PORT to another address, both ways, so many seconds later.
+"""A relay that imitates a distant network: it forwards TCP connections, each byte a number of seconds later.
 
 python tests/relay.py HERE:PORT THERE:PORT SECONDS
 """
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 CHUNK_BYTES = 2**16
 UNDERWAY = 256
-"""Chunks of a direction; a sender waits behind them."""
+"""Chunks of one direction that may be under way; then the relay reads no more, so the sender waits."""
 
 
 async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, *, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Start runs inside a test and look at what they left."""
+"""Run trainings in this process, and read what they left in the run's folder."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def prepare(
     sinks: Sequence[Sink] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> RunContext:
-    """The context of a run of `task` in `folder`, resumed if it has checkpoints."""
+    """The context of a run of `task` in `folder`; it is resumed if there are checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     config = resolve(RUN_FILE, sets=sets).config
     return assemble(config, RunDir(folder), task=task, sinks=sinks, strategy=strategy, stop_at=stop_at, clock=clock)
@@ -63,7 +63,7 @@ def execute(
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
 ) -> Outcome:
-    """Run it, with metrics.jsonl."""
+    """Run `task` in `folder`, and write metrics.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = JsonlSink(RunDir(folder).metrics)
     try:
@@ -94,7 +94,7 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def workers(speeds: list[float]) -> str:
-    """One works in the coordinator's thread. Several are threads, which say nothing while they compute."""
+    """The setting for these workers: one in the coordinator's thread, or several threads, silent while they compute."""
     several = f'engine={{kind="crew", workers={speeds}, lost_after_seconds=3600}}'
     return several if len(speeds) > 1 else 'engine={kind="local"}'
 

@@ -1,7 +1,7 @@
-"""Which tests follow one another in one process when pytest-xdist runs several.
+"""Which tests run one after another in the same process when pytest-xdist runs several processes.
 
-Groups are begun in the order of the collection, so the short ones of tests/unit come last and even out the end. (The
-groups by marker of xdist 3.8 do nothing with pytest 9.2, which keeps the ids of tests elsewhere.)
+Groups start in the order of collection, so the short groups of tests/unit come last and let all processes end together.
+(The marker `xdist_group` of xdist 3.8 has no effect with pytest 9.2, which stores the ids of tests elsewhere.)
 """
 
 from xdist.scheduler import LoadScopeScheduling
@@ -14,20 +14,20 @@ SHARE = (
     "tests/spawn/test_serve_hostile.py",
     "tests/spawn/test_tune.py",
 )
-"""Files whose tests share what takes long to make: a cluster, a service, a trained run."""
+"""Files whose tests share something that takes long to make: a cluster, a service, a trained run."""
 
 
 class Groups(LoadScopeScheduling):
-    """A process takes a group when it has little left to do."""
+    """Gives a group of tests to a process that has little left to do."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
 
 def group_of(nodeid: str) -> str:
-    """Ray's tests, the networks' and the containers': one of each at a time, since they keep both cores of a small
-    machine busy, and an image is built once. A file whose tests are short, or share something. Everything else by
-    itself."""
+    """The group of a test. All tests of Ray, all of tests/rig and all of tests/docker are one group each: they keep
+    both cores of a small machine busy, and the image is built once. A file is a group if its tests are short or share
+    something. Every other test is a group of its own."""
     file = nodeid.partition("::")[0]
     folder = file.split("/")[1]
     if folder == DOCKER:
@@ -40,5 +40,5 @@ def group_of(nodeid: str) -> str:
 
 
 def uses_ray(nodeid: str) -> bool:
-    """Of a file about Ray."""
+    """Whether `ray` is a word of the file's name."""
     return "ray" in nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py").split("_")

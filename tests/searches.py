@@ -1,4 +1,4 @@
-"""The folder of a search as `cuadrilla tune` writes it, for tests of what reads it."""
+"""The folder of a search, written as `cuadrilla tune` writes it, for tests of its readers."""
 
 import json
 import math
@@ -25,12 +25,12 @@ SPACE: Mapping[str, Any] = {
 }
 STEPS = 90
 FAILS = 3
-"""Trials of this number, and of each seventh after it."""
+"""The trial with this number fails, and each seventh after it."""
 
 
 @dataclass(kw_only=True)
 class WrittenSearch:
-    """In `RUN/tune`. Scores are best where the learning rate is 0.02; nothing else decides much."""
+    """A search in `RUN/tune`. Scores are best at a learning rate of 0.02; the other settings matter little."""
 
     run: Path
     num_trials: int = 30
@@ -40,7 +40,7 @@ class WrittenSearch:
         return SearchFolder(self.run / "tune")
 
     def write(self, *, until: int = 10**9) -> SearchFolder:
-        """With the first `until` runs; the next one has begun."""
+        """Write the search after its first `until` trials; the next one has begun."""
         section = TuneSection.model_validate({"space": SPACE, "sampler": "random", "trials": self.num_trials})
         text = "[data]\nfolder = 'data'\n[train]\nsteps = 90\n"
         self.folder.path.mkdir(parents=True)
@@ -67,7 +67,7 @@ def score_of(search: Search, job: str) -> float | None:
 
 
 def write_run(folder: SearchFolder, job: str, score: float) -> None:
-    """Its curve, every ten steps."""
+    """Write the metrics of a trial's run: a loss every ten steps."""
     run = folder.run(job)
     run.path.mkdir(exist_ok=True)
     points = [(step, score + 2 * (1 - step / STEPS)) for step in range(10, STEPS + 1, 10)]

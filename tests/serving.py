@@ -1,4 +1,4 @@
-"""A service in a process of its own, on a free port of the loopback."""
+"""`cuadrilla serve` in its own process, on a free port of the loopback, and a client for it."""
 
 import json
 import re
@@ -36,7 +36,7 @@ class Service:
     key: str
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON (or text) of an answer; a body is posted as JSON, the key shown."""
+        """Status and JSON (or text) of an answer. A body is posted as JSON; the key is always sent."""
         given = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=given)
@@ -48,7 +48,7 @@ class Service:
                 return error.code, _value(error.read())
 
     def figure(self, name: str, model: str) -> int:
-        """One of /metrics, 0 where it is not there yet."""
+        """A figure of /metrics; 0 if it is not listed yet."""
         lines = self.ask("/metrics")[1].splitlines()
         start = f'cuadrilla_{name}{{model="{model}"}} '
         return int(float(next((line.removeprefix(start) for line in lines if line.startswith(start)), "0")))
@@ -60,7 +60,7 @@ class Service:
 
 @contextmanager
 def serving(*arguments: object, key: str = "") -> Iterator[Service]:
-    """`cuadrilla serve ARGUMENTS`, until the end of the block; with a `key` for those who know it only."""
+    """Run `cuadrilla serve ARGUMENTS` until the end of the block. With a `key`, clients must send it."""
     with tempfile.TemporaryDirectory() as folder:
         said, key_file = Path(folder) / "said.txt", Path(folder) / "key.txt"
         key_file.write_text(key + "\n")
@@ -79,7 +79,7 @@ def serving(*arguments: object, key: str = "") -> Iterator[Service]:
 
 
 def predictor(task: object) -> Predictor:
-    """A task of one's own, as far as it is asked, in this process; its model gives back what it gets."""
+    """A predictor in this process for a task, of which it needs only some methods. The model returns its input."""
     config, precision = resolve(RUN_FILE).config, choose_precision("fp32", device=CPU)
     step, model = Step(version=0, newest=0), nn.Identity()
     trained = Trained(config=config, task=cast(Task, task), model=model, device=CPU, precision=precision, step=step)

@@ -1,4 +1,4 @@
-"""A worker's sessions, one lease long: the product's loop in the caller's thread, told what to do beforehand."""
+"""A worker's sessions of one lease: the product's loop in the caller's thread, over a link with prepared messages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,12 +17,12 @@ from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import Precision
 
 SOME_LEASE = Lease(lease_id=1, version=0, units=(0,), planned_tokens=1)
-"""For what does not depend on which it is."""
+"""For tests in which any lease will do."""
 FP32 = Precision(dtype=torch.float32, reason="test")
 
 
 class Led:
-    """A link that leads a worker through these events, and keeps its answers."""
+    """A link that gives these events to a worker, and keeps the worker's contributions."""
 
     def __init__(self, *events: ToWorker) -> None:
         self._events = list(events)
@@ -50,7 +50,7 @@ def worker_half(model: nn.Module, *, strict: bool = False) -> ExactWorker:
 
 
 class ConstantGradient:
-    """An optimizer that makes histories computable by hand: θ ← θ − factor · gradient."""
+    """An optimizer whose steps are easily computed by hand: θ ← θ − factor · gradient."""
 
     adaptive: frozenset[str] = frozenset()
 
@@ -58,7 +58,7 @@ class ConstantGradient:
         self.params = params
 
     def start(self) -> None:
-        """It has no state."""
+        """Nothing to do: it has no state."""
 
     @torch.no_grad()
     def step(self, factor: float, *, squares: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -77,12 +77,12 @@ class ConstantGradient:
 def recipe_of(
     make_optimizer: Callable[[Parameters], Stepper], *, lr_factor: float = 0.5, clip_norm: float = 0.0
 ) -> Recipe:
-    """Constant rates."""
+    """A recipe with a constant learning rate."""
     return Recipe(make_optimizer=make_optimizer, lr_factor=lambda _step: lr_factor, clip_norm=clip_norm)
 
 
 def answer_of(worker: WorkerHalf, *, tokens: int) -> Answer:
-    """What the coordinator makes of the contribution that this worker has ready."""
+    """The answer, as the coordinator holds it, with the contribution that this worker has ready."""
     said = Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute())
     return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), contribution=said)
 
@@ -97,7 +97,7 @@ def answer(
     section: TrainSection,
     precision: Precision = FP32,
 ) -> Contribution:
-    """What a worker says to a lease of the version `weights`; its tensors are not copied. `sync` is the model's."""
+    """The contribution of a worker to a lease that starts from `weights`, which are not copied. `sync`: for `model`."""
     link = Led(Version(version=lease.version, parameters=weights), lease, Stop(reason=""))
     settings = WorkerSettings(run=RunSection(), train=section, device=torch.device("cpu"), precision=precision)
     train(link, task=task, model=model, sync=sync, worker=settings)

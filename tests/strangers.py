@@ -1,4 +1,4 @@
-"""Strangers who knock at a crew's port in every way that needs no invite, each a bounded number of times."""
+"""Strangers that connect to a crew's port in every way that needs no invite, a limited number of times."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ def hello() -> bytes:
 
 
 def context() -> ssl.SSLContext:
-    """TLS that trusts anybody."""
+    """TLS that accepts any certificate."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     return made
@@ -37,7 +37,7 @@ def half(connection: socket.socket) -> None:
 
 
 def drips(connection: socket.socket) -> None:
-    """A byte at a time: a TLS that never gets anywhere."""
+    """A TLS handshake that comes byte by byte and never ends."""
     for byte in hello()[:40]:
         connection.sendall(bytes([byte]))
 
@@ -55,7 +55,7 @@ KNOCKS: tuple[Knock, ...] = (closes, closes, closes, half, drips, rubbish, reset
 
 
 def knock(port: int, *, times: int, seed: int, source: str) -> None:
-    """One after the other, as fast as they go; being refused is no end."""
+    """Connect again and again, as fast as possible, in randomly chosen ways. A refused connection does not stop it."""
     chance = random.Random(seed)
     for _ in range(times):
         with (
@@ -67,7 +67,7 @@ def knock(port: int, *, times: int, seed: int, source: str) -> None:
 
 @contextlib.contextmanager
 def siege(port: int, *, times: int) -> Iterator[None]:
-    """Four clients at once, each from an address of its own; ended with the block."""
+    """Four clients that knock at once, each from its own address. The block ends when they have ended."""
     threads = [
         threading.Thread(
             target=knock, args=(port,), kwargs={"times": times, "seed": n, "source": LOOPBACK[n]}, daemon=True
@@ -82,10 +82,10 @@ def siege(port: int, *, times: int) -> Iterator[None]:
 
 
 def idle(port: int, *, number: int) -> list[socket.socket]:
-    """Connections that are through TLS, and say nothing more."""
+    """Connections that complete the TLS handshake and then send nothing."""
     tls, made = context(), list[socket.socket]()
     for _, source in zip(range(number), itertools.cycle(LOOPBACK), strict=False):
-        connection = tls.wrap_socket(socket.socket())  # before it is connected: one that fails then has an owner
+        connection = tls.wrap_socket(socket.socket())  # wrapped unconnected, so that a failure can close it
         connection.settimeout(5.0)
         try:
             connection.bind((source, 0))

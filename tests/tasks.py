@@ -1,4 +1,4 @@
-"""Small tasks for tests: real models that train in milliseconds, ragged on purpose."""
+"""Small tasks for tests: real models that train in milliseconds, on examples of unequal weight."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ NUM_EXAMPLES = 997
 
 
 class Examples:
-    """y = sin of a random projection; every example carries a weight of 0 to 3 that its loss counts."""
+    """y = sin of a linear projection. The loss of each example counts 0 to 3 times, as its `count` says."""
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -30,7 +30,7 @@ class Examples:
 
 
 class RaggedRegression:
-    """An MLP on examples of unequal weight: a mean of means would be wrong."""
+    """An MLP on examples of unequal weight, so that a mean of the workers' means would be wrong."""
 
     defaults = TaskDefaults(length=1)
 
@@ -62,7 +62,7 @@ class RaggedRegression:
 
 
 class HugeExamples(RaggedRegression):
-    """One of fifty is ten thousand times as far off as the others: whoever has one sends an outlier."""
+    """One example of fifty is ten thousand times larger, so that a worker that computes one sends an outlier."""
 
     def data(self, split: Literal["train", "val"]) -> Examples:
         examples = super().data(split)
@@ -72,9 +72,9 @@ class HugeExamples(RaggedRegression):
 
 
 class Normalised(RaggedRegression):
-    """With running statistics: those of its first layer depend on the data alone, so they can be computed by hand.
+    """A model with running statistics. Those of its first layer depend only on the data, so a test can compute them.
 
-    No bias before a BatchNorm: its gradient is zero but for rounding, and AdamW would make steps of the rounding.
+    The layer before a BatchNorm has no bias. Its gradient would be zero except for rounding, which AdamW amplifies.
     """
 
     def model(self) -> nn.Module:
@@ -83,7 +83,7 @@ class Normalised(RaggedRegression):
 
 
 class FrozenBeginning(RaggedRegression):
-    """Fine-tuning: the first layer comes from elsewhere and stays."""
+    """Fine-tuning: the first layer is frozen."""
 
     def model(self) -> nn.Module:
         model = super().model()

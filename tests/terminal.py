@@ -1,4 +1,4 @@
-"""Commands at a terminal of their own: what a person would see there, and keys."""
+"""Commands at a pseudo-terminal: the text that a person would see there, and keys to type."""
 
 import contextlib
 import os
@@ -22,11 +22,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A command in a session of its own, whose terminal is its standard input; not under `nohup`, as the tests may be."""
+"""Runs a command in its own session, with stdin as its terminal. SIGHUP ends it, even if `nohup` runs the tests."""
 
 
 class Terminal:
-    """A command at a terminal of its own; what it has shown there, without colours and movements."""
+    """A command at its own terminal, and what it has written there."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path, prefix: Sequence[str] = (), **environ: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -47,11 +47,11 @@ class Terminal:
         return re.sub(rf"{MOVEMENT}|\r", "", self._shown.decode(errors="replace"))
 
     def lines(self) -> list[str]:
-        """Each as it was written, also those that others were written over."""
+        """Every line that was written, also those that were overwritten later."""
         return re.split(r"[\r\n]+", re.sub(MOVEMENT, "", self._shown.decode(errors="replace")))
 
     def raw(self) -> bytes:
-        """With all that a terminal obeys."""
+        """All bytes, with the control sequences."""
         return bytes(self._shown)
 
     def types(self, keys: bytes) -> None:
@@ -65,6 +65,6 @@ class Terminal:
         os.close(self._ours)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nobody has the other end any more
+        with contextlib.suppress(OSError):  # no process has the other end open any more
             while data := os.read(self._ours, 2**16):
                 self._shown += data

@@ -1,4 +1,4 @@
-"""A run in this process: one worker in the thread that coordinates, several in threads, over the crew link."""
+"""Runs in this process. One worker is in the coordinator's thread; several have their own threads and the crew link."""
 
 import copy
 import tempfile
@@ -27,7 +27,7 @@ TICK_SECONDS = 0.02
 
 
 def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Outcome:
-    """`wrap_link`: puts something around a worker's link, by its name."""
+    """Run to the end. `wrap_link`: wraps the link of a worker, whose name it gets, for example to cause faults."""
     wrap = wrap_link or (lambda _worker, link: link)
     if len(context.config.engine.workers) == 1:
         return run_local(context, wrap_link=partial(wrap, WORKER))
@@ -43,7 +43,7 @@ def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Ou
 
 @contextmanager
 def serving(context: RunContext) -> Iterator[Connect]:
-    """Through TLS on the loopback."""
+    """Serve a run over TLS on the loopback. The result connects a worker by its name."""
     with tempfile.TemporaryDirectory() as folder:
         server = CrewServer(
             Path(folder) / "crew",
@@ -59,7 +59,7 @@ def serving(context: RunContext) -> Iterator[Connect]:
 
 
 def _run_threads(context: RunContext, connect: Connect) -> Outcome:
-    """The calling thread coordinates."""
+    """Coordinate in the calling thread, with a thread for each worker."""
     errors: list[BaseException] = []
     turns = threading.Lock()
 
@@ -69,7 +69,7 @@ def _run_threads(context: RunContext, connect: Connect) -> Outcome:
         link = TakesTurns(PracticeLink(connect(name), shape=Shape(speed=speed)), turns)
         try:
             own.work(link)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a test has it raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # tests let it raise anything
             errors.append(error)
         finally:
             link.close()
@@ -93,20 +93,21 @@ def _run_threads(context: RunContext, connect: Connect) -> Outcome:
 
 
 class TakesTurns:
-    """Passes of threads, one after the other: random numbers depend on the unit, and torch's generator is one."""
+    """A link that lets only one thread compute at a time. Random numbers depend on the unit, but torch has a single
+    generator for all threads."""
 
     def __init__(self, link: Link, turns: threading.Lock) -> None:
         self._link, self._turns, self._has_turn = link, turns, False
 
     def interrupted(self) -> bool:
-        """Before a pass."""
+        """The loop calls it before a pass: wait for the turn."""
         interrupted = self._link.interrupted()
         if not interrupted and not self._has_turn:
             self._has_turn = self._turns.acquire()
         return interrupted
 
     def call(self, message: ToCoordinator) -> None:
-        """Behind a pass."""
+        """The loop calls it after a pass: end the turn."""
         self._end_turn()
         self._link.call(message)
 

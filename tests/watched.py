@@ -1,4 +1,4 @@
-"""Run directories as a crew writes them, for tests of what watches them: metrics, events, machines, samples."""
+"""Run directories with the metrics, events, machines and samples of a crew, for tests of what reads them."""
 
 import json
 import math
@@ -16,16 +16,16 @@ SAMPLE = "En un pueblo vivía una niña que se llamaba Sofía. Un domingo encont
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenCrew:
-    """`speeds`: by machine. `state` other than "running": as a run that has ended."""
+    """`speeds`: relative speed of each machine. `state`: any but "running" is that of a run that has ended."""
 
     folder: Path
     speeds: Mapping[str, float]
     rounds: int = 400
     state: str = "complete"
     seconds: float = 0.4
-    """Of a round."""
+    """Seconds of a round."""
     now: float = 0.0
-    """When the last row was written; 0: `START` and its rounds."""
+    """Time of the last row; 0 means that the run began at `START`."""
 
     @property
     def run(self) -> RunDir:
@@ -44,7 +44,7 @@ class WrittenCrew:
         return self.run
 
     def row(self, version: int, *, names: Sequence[str] = ()) -> dict[str, Any]:
-        """Of `names` (all): each with a share by its speed."""
+        """A row of the metrics, in which the machines `names` (default: all) have shares by their speeds."""
         speeds = {name: speed for name, speed in self.speeds.items() if name in (names or self.speeds)}
         total = sum(speeds.values())
         wobble = math.sin(version * 1.7) * 0.05
@@ -93,5 +93,5 @@ HELD: list[FolderLock] = []
 
 
 def hold_lock(run: RunDir) -> None:
-    """As a training in this process would, until the process ends."""
+    """Hold the lock of the run until this process ends, as a training would."""
     HELD.append(FolderLock(run.lock, purpose="test").__enter__())

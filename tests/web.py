@@ -1,4 +1,4 @@
-"""A web server on the loopback that misbehaves as it is told: each request takes the next answer of its path."""
+"""A web server on the loopback that misbehaves as a test wants: each path has answers that are given one by one."""
 
 import ssl
 import threading
@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_CONNECT(self) -> None:
-        """As a proxy: a tunnel to this very server's TLS side, whatever host is meant."""
+        """Act as a proxy. The tunnel always leads to this server itself, over TLS, for any host."""
         self.server.seen.append((f"CONNECT {self.path}", dict(self.headers)))
         self.send_response(200)
         self.end_headers()
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def reply(self, status: int, body: bytes, *, kind: str = "", length: int | None = None, **headers: str) -> None:
-        """`length`: what is announced, if not the truth; -1: nothing."""
+        """`length`: the announced length, if it is not the true one; -1 announces none."""
         self.send_response(status)
         if kind:
             self.send_header("Content-Type", kind)
@@ -69,17 +69,17 @@ class Server(ThreadingHTTPServer):
         self.answers: defaultdict[str, list[Answer]] = defaultdict(list)
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.bodies: list[bytes] = []
-        """Of what was posted."""
+        """The bodies of all POST requests."""
         self.tls = tls
         self.closing = threading.Event()
         self.reached = threading.Event()
-        """An answer that waits has sent its part."""
+        """Set when a `silent` answer has sent its part."""
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
 
     def on(self, path: str, *answers: Answer) -> str:
-        """The address at which these answers are given in turn, the last one for ever."""
+        """Give these answers at `path`, one per request, the last one for ever. Returns the URL."""
         self.answers[path] = list(answers)
         return self.url(path)
 
@@ -87,7 +87,7 @@ class Server(ThreadingHTTPServer):
         return [headers.get("Range") for _, headers in self.seen]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error of the server."""
+        """Ignored, because a client that hangs up is no error of the server."""
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
 
 
 def whole(body: bytes, *, etag: str = '"one"', kind: str = "", **headers: str) -> Answer:
-    """A well-behaved server: ranges, If-Range, 416."""
+    """Answer like a well-behaved server, with ranges, If-Range and 416."""
 
     def answer(handler: Handler) -> None:
         given = handler.headers.get("Range", "")
@@ -124,7 +124,7 @@ def whole(body: bytes, *, etag: str = '"one"', kind: str = "", **headers: str) -
 
 
 def cut(body: bytes, *, after: int, etag: str = '"one"') -> Answer:
-    """Sends up to byte `after` of the file, then closes."""
+    """Send the file up to byte `after`, then close the connection."""
 
     def answer(handler: Handler) -> None:
         given = handler.headers.get("Range", "")
@@ -137,12 +137,12 @@ def cut(body: bytes, *, after: int, etag: str = '"one"') -> Answer:
 
 
 def fixed(status: int, body: bytes = b"", **options: Any) -> Answer:
-    """The same whatever is asked."""
+    """The same answer to every request."""
     return lambda handler: handler.reply(status, body, **options)
 
 
 def chunked(body: bytes, **headers: str) -> Answer:
-    """Without announcing a length."""
+    """Send the body in chunks, without announcing a length."""
 
     def answer(handler: Handler) -> None:
         handler.reply(200, b"", length=-1, Transfer_Encoding="chunked", **headers)
@@ -155,7 +155,7 @@ def chunked(body: bytes, **headers: str) -> Answer:
 
 
 def silent(body: bytes, *, after: int) -> Answer:
-    """Sends up to byte `after`, says so, and nothing more until the client hangs up or the test ends."""
+    """Send up to byte `after`, set `reached`, and send nothing more until the client hangs up or the test ends."""
 
     def answer(handler: Handler) -> None:
         handler.reply(200, body[:after], length=len(body), ETag='"one"')

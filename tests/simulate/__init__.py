@@ -1,1 +1,1 @@
-"""A whole crew under a virtual clock: network, disk, crashes and promotion, many runs a second."""
+"""Simulates a whole crew under a virtual clock, with network, disk and crashes: many runs a second."""

@@ -1,8 +1,8 @@
-"""The workers' side of a simulated run: processes of unequal speed, a network that delays and breaks, one clock.
+"""The workers' side of a simulated run: processes of unequal speed, and a network that delays messages and breaks.
 
-Time is a heap of events; nothing here waits. A connection keeps the order of its messages; several do not among each
-other. A worker does what a real one may do at worst: it finishes leases it does not hold any more, and sends answers
-twice, on the same connection or on the next.
+Time is a heap of events; nothing here waits. Messages of one connection keep their order; those of different
+connections may overtake each other. Workers do the worst that real ones may do: they finish leases that they no longer
+hold, and send answers twice, over the same connection or over the next one.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from tests.simulate.disk import MASK, UNIT_TOKENS, Audit, SimAnswer, gradient, n
 
 HEARTBEAT_SECONDS = 1.0
 LEFT_OUT_SECONDS = 30.0
-"""Until somebody starts a worker again that was sent away for its contributions."""
+"""Time until a worker that was sent away for its contributions is started again."""
 SLOWNESS = 10.0
 RETRY_SECONDS = 1.0
 
@@ -31,28 +31,28 @@ class Clock:
         self._number = 0
 
     def after(self, seconds: float, call: Callable[[], None], *, place: int = 0) -> int:
-        """Ring later; returns its place among those of the same time, which an alarm that is put off can keep."""
+        """Call later. Returns the event's place among events of the same time, which it can keep when it is put off."""
         return self.at(self.now + seconds, call, place=place)
 
     def at(self, when: float, call: Callable[[], None], *, place: int = 0) -> int:
-        """The same at a given time. (`after(when - now)` is not exact, and may change the order of two.)"""
+        """Call at a given time. (`after(when - now)` rounds, which may change the order of two events.)"""
         if not place:
             place = self._number = self._number + 1
         heapq.heappush(self._heap, (when, place, call))
         return place
 
     def next(self) -> Callable[[], None]:
-        """Go to the next event."""
+        """Advance the time to the next event, and return its callback."""
         self.now, _, call = heapq.heappop(self._heap)
         return call
 
 
 @dataclass(eq=False)
 class SimConnection:
-    """`blocked` holds the messages of a direction back until then.
+    """A worker's connection. `blocked`: the time until which messages of a direction are held back.
 
-    `lingers`: what was on its way to the coordinator when it broke still arrives, maybe after the next connection's.
-    `stopped`: the coordinator has sent its worker away. `micro_steps`: as the coordinator has heard.
+    `lingers`: messages under way to the coordinator when the connection breaks still arrive, perhaps after those of the
+    next connection. `stopped`: the coordinator has sent the worker away. `micro_steps`: as reported to the coordinator.
     """
 
     worker: "Worker"
@@ -67,11 +67,11 @@ class SimConnection:
 
 @dataclass(eq=False)
 class Worker:
-    """`rate`: units per second. `incarnation` tells the timers of a process that died from those of the one that lives.
+    """A worker's process. `rate`: units per second. `incarnation`: its number, by which timers of dead ones are void.
 
-    `heard_at`: when the coordinator last had a message of it; `worked_at`: when it last heard of some work, or sent it
-    some to which there was an answer before (it `owes` none).
-    `bases`: the weights that it had when a lease came.
+    `heard_at`: when the coordinator last got a message from it. `owes`: it has a lease and has reported no progress or
+    answer since. `worked_at`: when the coordinator last heard of progress, or sent a lease to a worker that owed none.
+    `bases`: the weights that it had when each lease came.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Worker:
 
 
 def draw_crew(rng: random.Random) -> dict[str, Worker]:
-    """Two to five workers of 0.5 to 3 units a second; sometimes one of four or five sends nothing usable."""
+    """Two to five workers of 0.5 to 3 units per second. Of four or five, sometimes one sends only bad contributions."""
     count = rng.randint(2, 5)
     workers = {f"w{i}": Worker(name=f"w{i}", rate=rng.uniform(0.5, 3.0)) for i in range(count)}
     workers["w0"].bad = count > 3 and rng.random() < 0.3
@@ -104,7 +104,7 @@ def draw_crew(rng: random.Random) -> dict[str, Worker]:
 
 
 class Transport(Protocol):
-    """The coordinator as its workers see it. `incarnation`: which of its processes this is."""
+    """The coordinator as its workers see it. `incarnation`: the number of its current process."""
 
     up: bool
     incarnation: int
@@ -112,11 +112,12 @@ class Transport(Protocol):
     def hear(self, connection: SimConnection, message: ToCoordinator) -> None: ...
 
     def close(self, connection: SimConnection) -> None:
-        """A connection ended."""
+        """Called when a connection has ended."""
 
 
 class Crew:
-    """All workers and their connections. `bad_unit`: nobody can compute it; `bad_rate`: of all other contributions."""
+    """All workers and their connections. `bad_unit`: its contributions are always bad (-1: no unit). `bad_rate`: the
+    part of all other contributions that are bad."""
 
     def __init__(self, rng: random.Random, *, clock: Clock, audit: Audit, transport: Transport) -> None:
         self.random = rng
@@ -135,7 +136,7 @@ class Crew:
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def carry(self, connection: SimConnection, direction: str, deliver: Callable[[], None]) -> None:
-        """Deliver after a delay, behind what was sent before; never if the connection breaks meanwhile."""
+        """Deliver after a delay, and after what was sent before. If the connection breaks meanwhile, never deliver."""
         if not connection.open:
             return
         delay = self.random.choice((0.001, 0.01, 0.05, self.random.uniform(0.0, 0.5)))
@@ -149,7 +150,7 @@ class Crew:
         self.clock.at(connection.arrival[direction], arrive)
 
     def send(self, connection: SimConnection, message: ToWorker) -> None:
-        """To a worker; a frozen process reads it when it thaws."""
+        """Send a message to a worker. A frozen process reads it when it continues."""
         worker = connection.worker
         self.carry(connection, "down", lambda: self.after(worker, 0.0, partial(self.read, connection, message)))
 
@@ -159,7 +160,7 @@ class Crew:
             self.carry(connection, "up", partial(self.transport.hear, connection, message))
 
     def cut(self, connection: SimConnection, *, noticed_after: float, noticed: bool = True) -> None:
-        """Break a connection: the worker notices it, the coordinator may not."""
+        """Break a connection. The worker notices it; the coordinator may not."""
         connection.open = False
         worker = connection.worker
         self.after(worker, noticed_after, partial(self.reconnect, worker, connection))
@@ -169,7 +170,7 @@ class Crew:
     # -- a worker's process --------------------------------------------------------------------------------------------
 
     def after(self, worker: Worker, seconds: float, call: Callable[[], None]) -> None:
-        """A timer of a worker's process: void when the process died, late when it is frozen."""
+        """Set a timer of a worker's process. It is void if the process has died, and late if the process is frozen."""
         incarnation = worker.incarnation
 
         def ring() -> None:
@@ -183,14 +184,14 @@ class Crew:
         place = self.clock.after(seconds, ring)
 
     def begin(self, worker: Worker) -> None:
-        """A new process: it knows nothing of an earlier one."""
+        """Start a new process of a worker, which knows nothing of earlier ones."""
         if worker.away:
             worker.away, worker.incarnation = False, worker.incarnation + 1
             worker.leases, worker.answer, worker.connection = [], None, None
             self.connect(worker)
 
     def end(self, worker: Worker, *, back_after: float, lingers: bool, noticed: bool) -> None:
-        """The process ends."""
+        """End the process of a worker, which is started again later."""
         connection, worker.connection = worker.connection, None
         worker.away, worker.incarnation = True, worker.incarnation + 1
         if connection is not None:
@@ -218,7 +219,7 @@ class Crew:
         self.beat(worker, connection)
 
     def reconnect(self, worker: Worker, broken: SimConnection) -> None:
-        """Half of the time it finishes what it was computing, and answers a lease that is not its own any more."""
+        """Connect again. Half of the time the worker finishes its leases first, which are no longer its own."""
         if worker.connection is broken:
             if self.random.random() < 0.5:
                 worker.leases.clear()
@@ -255,7 +256,7 @@ class Crew:
         def go_on(done: int) -> None:
             if not worker.leases or worker.leases[0] is not lease:
                 return
-            if len(worker.leases) > 1:  # another lease waits: nobody wants this one any more
+            if len(worker.leases) > 1:  # another lease waits: this one was revoked
                 worker.leases.pop(0)
                 self.compute(worker, worker.leases[0])
                 return
@@ -275,7 +276,7 @@ class Crew:
         go_on(0)
 
     def contribute(self, worker: Worker, lease: Lease, *, base: int) -> None:
-        """A bad contribution says so itself, or holds a NaN that the merge finds; what it adds up to is wrong."""
+        """Send a contribution. A bad one has a wrong sum, and either says that it is invalid or holds a NaN."""
         bad = worker.bad or self.bad_unit in lease.units or self.random.random() < self.bad_rate
         if bad:
             self.audit.bad_answers.update(lease.units)

@@ -1,19 +1,20 @@
-"""The coordinator's side of a simulated run: weights of one integer, a disk that crashes, and the books of an auditor.
+"""The coordinator's side of a simulated run: weights of one integer, a disk with crashes, and an audit of the run.
 
-Weights: θ(v+H) = mix(θ(v), Σ gradient(unit, θ(v))), for rounds of H steps: a unit lost, counted twice or computed
-from another version changes the last bit of everything after it. The order of writes to the disk is that of
-`train/store.py`, with a crash possible between any two. What the auditor demands, here and in `run.py`:
+The weights are θ(v+H) = mix(θ(v), Σ gradient(unit, θ(v))) for rounds of H steps. So a unit that is lost, counted twice
+or computed from another version changes all later weights. Writes to the disk have the order of `train/store.py`, and a
+crash is possible between any two. The invariants, which are checked here and in `run.py`:
 
-I1  each unit of a run is counted exactly once, or skipped after two failures; units are free, leased, counted or
-    skipped, and never two of these; a lease is held by a member, one each (of a late lease two members)
-I2  a version is committed once; what was announced is never made again
-I3  who reports version v holds θ(v), and θ(v) follows from the θ before it and the units counted, whose gradients were
-    taken at that
-I4  a version is on disk before anyone hears of it; nobody sees it decrease (a full disk excuses both: training goes on)
-I5  the run ends; no free units beside idle members; a commit soon after the last disturbance; nobody is called lost or
-    hung before its time
-I6  the units and tokens of a round do not depend on who is there
-I7  what is on disk loads at any moment and is a version that was made
+I1  Each unit of a run is counted exactly once, or skipped after two failures. A unit is either free, leased, counted or
+    skipped. Only members hold leases, each at most one (two members have the units of a late lease).
+I2  A version is committed once. A version that was announced is never made again.
+I3  A worker that reports version v holds θ(v). θ(v) follows from the θ before it and the gradients of the counted
+    units, which were computed at that earlier θ.
+I4  A version is on disk before it is announced. No worker sees versions decrease. (A full disk excuses both, since
+    training goes on.)
+I5  The run ends. No units are free while members are idle. A commit follows soon after the last fault. No worker is
+    called lost or hung before its time.
+I6  The units and tokens of a round do not depend on which workers are present.
+I7  The disk can be loaded at any moment, and holds a version that was made.
 """
 
 import math
@@ -43,16 +44,16 @@ KEPT_CHECKPOINTS = 2
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; the text says which, when, and after what."""
+    """An invariant does not hold. The text says which one, when, and after which faults."""
 
 
 class Crash(BaseException):
-    """The coordinator's process dies here. No handler of the shell may take it for an error."""
+    """The coordinator's process dies here. A BaseException, so that the shell does not handle it as an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimFault:
-    """`seconds`: how long it lasts, or until the dead come back. `steps`: it strikes after so many steps of I/O."""
+    """`seconds`: how long the fault lasts, or until a dead process is back. `steps`: steps of I/O before it strikes."""
 
     at: float
     kind: str
@@ -63,7 +64,7 @@ class SimFault:
 
 @dataclass(kw_only=True)
 class SimReport:
-    """`committed`: in order; again after a loss that a full disk excuses."""
+    """`committed`: versions in order. After a loss that a full disk excuses, versions are committed again."""
 
     seed: int
     faults: tuple[SimFault, ...]
@@ -92,7 +93,7 @@ def gradient(units: Sequence[int], theta: int) -> int:
 
 
 def as_tensor(number: int) -> Tensor:
-    """These 64 bits, which travel as weights do."""
+    """Represent 64 bits as a tensor, so that they can be sent like weights."""
     return torch.tensor(number - 2**64 if number >= 2**63 else number, dtype=torch.int64)
 
 
@@ -101,18 +102,18 @@ def number_of(tensor: Tensor) -> int:
 
 
 def version_before(version: int, *, steps: int) -> int:
-    """The one that a round of so many steps, or the run's last one, begins with."""
+    """The version from which the round of so many steps that makes `version` begins."""
     return (version - 1) // steps * steps
 
 
 def round_units(version: int, *, steps: int, rules: Rules) -> tuple[int, ...]:
-    """The units that make this version."""
+    """The units of the round that makes this version."""
     first = version_before(version, steps=steps)
     return tuple(range(first * rules.units_per_step, version * rules.units_per_step))
 
 
 def versions(rules: Rules = RULES, *, steps: int = 1) -> list[int]:
-    """All of a run."""
+    """All versions of a run."""
     return [min(first + steps, rules.num_steps) for first in range(0, rules.num_steps, steps)]
 
 
@@ -126,7 +127,7 @@ def undisturbed(rules: Rules = RULES, *, steps: int = 1) -> int:
 
 @dataclass(frozen=True)
 class SimAnswer:
-    """What a contribution says: which units, computed from which version and its θ, and what they add up to."""
+    """A contribution: its units, the version and θ they were computed from, and the sum of their gradients."""
 
     units: tuple[int, ...]
     version: int
@@ -156,7 +157,7 @@ class SimAnswer:
 
 @dataclass
 class SimWeights:
-    """The merge half of any strategy, over one integer. `merged`: what the last reduction added up."""
+    """The merge half of any strategy, over one integer. `merged`: the contributions of the last reduction."""
 
     point: Callable[[], None]
     theta: int
@@ -196,7 +197,7 @@ class SimWeights:
         return 1.0
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """θ is all there is."""
+        """None: there is no state but θ."""
         return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -208,9 +209,9 @@ class SimWeights:
 
 @dataclass(kw_only=True)
 class Disk:
-    """What survives the coordinator. `behind`: a commit was announced that could not be written.
+    """What survives the coordinator's process. `behind`: a commit was announced and could not be written.
 
-    `gaps`: checkpoints that the journal does not lead to, because it could not be written.
+    `gaps`: checkpoints to which the journal does not lead, because the journal could not be written.
     """
 
     checkpoints: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
@@ -220,13 +221,14 @@ class Disk:
     behind: bool = False
 
     def lose_newest_checkpoint(self) -> None:
-        """It does not verify any more; what only it held is gone."""
+        """The newest checkpoint is damaged; what only it held is lost."""
         version, _, _ = self.checkpoints.pop()
         self.behind |= version in self.gaps
 
 
 def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
-    """(coordinator's state, guard's state, θ) as `Store.recover` finds them: a checkpoint and the records behind it."""
+    """State of the coordinator, state of the guard, and θ, as `Store.recover` reads them: from the newest checkpoint
+    and the journal's records after it."""
     if not disk.checkpoints:
         return {"version": 0, "tokens": 0}, None, 0
     segment, theta, saved = disk.checkpoints[-1]
@@ -246,7 +248,7 @@ def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
 
 @dataclass
 class VirtualStore:
-    """`train/store.py` on a virtual disk: the same writes in the same order, a `point` to die at between any two."""
+    """`train/store.py` on a virtual disk: the same writes in the same order, and between any two a `point` to die at."""
 
     point: Callable[[], None]
     disk: Disk
@@ -268,7 +270,7 @@ class VirtualStore:
         if self.disk.full:
             self.segment, self.save_now, self.gap = None, True, True
             return
-        self.point()  # a torn record is as none: readers stop at it, and nothing is appended behind it
+        self.point()  # readers stop at a torn record, and nothing is appended to it: as if it were not there
         self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
         self.point()
 
@@ -323,18 +325,18 @@ class VirtualStore:
             self.event("alarm", message=error.message)
 
     def status(self, state: str, *, version: int, row: object) -> None:
-        """For those who watch; nothing depends on it."""
+        """Only monitors read it."""
 
 
-# -- the books ---------------------------------------------------------------------------------------------------------
+# -- the audit ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class Audit:
-    """Knows what really happened: θ of every version, what was announced, which contributions were bad.
+    """Records what really happened: θ of every version, which versions were announced, which contributions were bad.
 
-    `losses`: how often a restart has found less than was announced, which only a full disk excuses. `units`: of each
-    version, `counted`: of all that are committed. `steps`: of a round.
+    `losses`: how often the disk held less after a restart than was announced, which only a full disk excuses.
+    `units`: by version. `counted`: the units of all committed versions. `steps`: of a round.
     """
 
     report: SimReport
@@ -359,14 +361,14 @@ class Audit:
         return min(self.version + self.steps, self.rules.num_steps)
 
     def demand(self, sentence: str) -> None:
-        """A sentence is a violation."""
+        """Raise Violation with this sentence, unless it is empty."""
         if sentence:
             now = self.clock()
             happened = ", ".join(f"{f.kind} {f.worker} {f.at:.2f}" for f in self.report.faults if f.at <= now)
             raise Violation(f"{sentence} (seed {self.report.seed}, {now:.3f} s, after: {happened})")
 
     def judge_round(self, header: Mapping[str, Any], weights: SimWeights) -> None:
-        """A round is about to be made a version."""
+        """Check a round from which a version is about to be made."""
         version, units, skipped = header["version"], tuple(header["units"]), header["skipped"]
         empty = len(skipped) == len(units)
         counted = [] if empty else [unit for part in weights.merged for unit in part.units]
@@ -385,7 +387,7 @@ class Audit:
         self.skips[version] = tuple(skipped)
 
     def sum_wrong(self, version: int, weights: SimWeights) -> str:
-        """Every part was computed from the version before, and the whole is the sum of the parts."""
+        """Check that every contribution was computed from the version before, and that the total is their sum."""
         for part in weights.merged:
             age = version_before(version, steps=self.steps) - part.version
             if age or part.base != self.history[part.version]:
@@ -405,7 +407,7 @@ class Audit:
         self.report.committed_at.append(now)
 
     def announce(self, version: int, theta: int) -> None:
-        """A worker is told a version."""
+        """Check a version that is sent to a worker."""
         if theta != self.history.get(version):
             self.demand(f"I3: version {version} is announced with weights that are not its own")
         if version > self.announced and not self.disk.behind and recover(self.disk)[0]["version"] < version:
@@ -413,7 +415,7 @@ class Audit:
         self.announced = max(version, self.announced)
 
     def restarted(self) -> None:
-        """The coordinator came back from the disk. Only what a full disk did not take may be gone."""
+        """Check what a restarted coordinator loads. Only what could not be written to a full disk may be lost."""
         state, _, theta = recover(self.disk)
         version = int(state["version"])
         lost = self.announced > version
@@ -425,7 +427,7 @@ class Audit:
             self.losses += 1
             self.report.counts["announced commits lost to a full disk"] += self.announced - version
         self.announced = min(self.announced, version)
-        missed = [made for made in self.units if self.version < made <= version]  # it died before it was announced
+        missed = [made for made in self.units if self.version < made <= version]  # made, but not announced before death
         self.report.committed.extend(missed)
         self.version = version
         self.counted = {unit for made, units in self.units.items() if made <= version for unit in units}
@@ -433,7 +435,7 @@ class Audit:
 
 
 def units_wrong(header: Mapping[str, Any], counted: Sequence[int], *, wanted: tuple[int, ...]) -> str:
-    """`wanted`: the units of the round that they should be of."""
+    """`wanted`: the units of the round."""
     version, units = header["version"], wanted
     if tuple(header["units"]) != units:
         return f"I6: version {version} is made of units {header['units']}"

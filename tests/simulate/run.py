@@ -1,9 +1,9 @@
-"""A crew under a virtual clock: one coordinator, a few workers, a lossy network, a crashing disk, drawn from a seed.
+"""A crew under a virtual clock: one coordinator, a few workers, a lossy network and a disk that crashes.
 
-`simulate(seed)` runs the real state machine and the real I/O shell (`sync/coordinator.py` with a strategy's rounds,
-`train/runtime.py`) from the first round to the last through random faults, and raises `Violation` at the first event
-after which an invariant does not hold; I1-I7 are listed in `disk.py`. Everything random comes from the seed and
-time from a heap of events: no thread, no wall clock, no sleep; a seed that fails, fails always.
+`simulate(seed)` runs the product's state machine and I/O shell (`sync/coordinator.py` with a strategy's rounds,
+`train/runtime.py`) from the first round to the last, through random faults. It raises `Violation` at the first event
+after which an invariant does not hold; `disk.py` lists the invariants I1-I7. All random numbers come from the seed, and
+time comes from a heap of events, without threads, wall clock or sleep. So a seed that fails once fails always.
 """
 
 import random
@@ -39,7 +39,7 @@ from tests.simulate.disk import Violation as Violation
 TICK_SECONDS = 0.5
 FAULTS_UNTIL_SECONDS = 40.0
 GRACE_SECONDS = 60.0
-"""The longest wait for a commit once nothing is broken any more: eight units of 2 s, and again one by one."""
+"""The longest wait for a commit once no fault lasts: eight units of 2 s, and again one by one."""
 FOREVER = 1e6
 EXACT = Exact()
 
@@ -51,7 +51,7 @@ COORDINATOR_FAULTS = ("coordinator", "coordinator and rot", "disk full")
 
 
 def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[SimFault]:
-    """Up to twelve faults; all of them end, except that one worker may stay dead."""
+    """Draw up to twelve faults. All of them end, but one worker may stay dead besides."""
     faults = []
     for _ in range(rng.randint(0, 12)):
         of_worker = rng.random() < 0.75
@@ -71,7 +71,7 @@ def draw_faults(rng: random.Random, workers: Sequence[str]) -> list[SimFault]:
 
 
 class NeverGivesUp(Guard):
-    """The faults may leave more rounds without any usable contribution than a run would bear."""
+    """Never aborts the run: the faults may leave more rounds without a usable contribution than a run allows."""
 
     def judge(self, *, loss: float, norm: float) -> Verdict:
         verdict = super().judge(loss=loss, norm=norm)
@@ -79,7 +79,7 @@ class NeverGivesUp(Guard):
 
 
 class World:
-    """One run: the coordinator's process with its transport, its disk and its parent, a crew, and what befalls them."""
+    """One run: the coordinator's process with its transport, disk and parent, the crew, and the faults."""
 
     def __init__(
         self, seed: int, faults: Sequence[SimFault] | None, *, strategy: Strategy = EXACT, rules: Rules = RULES
@@ -122,7 +122,7 @@ class World:
         return self.report
 
     def guarded(self, call: Callable[[], None]) -> None:
-        """What kills the coordinator's process in a call kills nothing else."""
+        """Make a call in the coordinator's process. A crash or a full disk ends that process and nothing else."""
         try:
             call()
             if self.coordination.failure is not None:
@@ -136,7 +136,7 @@ class World:
     # -- the coordinator's process -------------------------------------------------------------------------------------
 
     def point(self) -> None:
-        """Between two actions: the process may die here, and then nothing it does counts any more."""
+        """Called between two actions: the coordinator's process may die here, and does nothing more then."""
         if self.steps_to_crash is not None:
             self.steps_to_crash -= 1
             self.up = self.steps_to_crash >= 0
@@ -171,7 +171,7 @@ class World:
         self.guarded(partial(self.coordination.open, self.send))
 
     def die(self) -> None:
-        """The process is gone; its connections break, and its parent starts it again."""
+        """End the coordinator's process. Its connections break, and its parent starts it again."""
         self.up = False
         self.coordination.failure = None
         self.steps_to_crash = None
@@ -189,7 +189,7 @@ class World:
     # -- its transport: what link/server.py promises ------------------------------------------------------
 
     def hear(self, connection: SimConnection, message: ToCoordinator) -> None:
-        """A worker's newest connection counts; what comes late from an older one does not."""
+        """Deliver a message to the coordinator if it is of the worker's newest connection; drop it otherwise."""
         worker = connection.worker
         if not self.up or connection.incarnation != self.incarnation:
             return
@@ -222,7 +222,7 @@ class World:
 
     def send(self, name: str, message: ToWorker) -> None:
         if not self.up:
-            return  # the shell of a process that has died sends everyone home
+            return  # the process has died; its shell still sends a Stop to all
         self.point()
         worker, connection = self.crew.workers[name], self.sessions.get(name)
         if isinstance(message, Version):
@@ -268,7 +268,7 @@ class World:
                 worker.frozen_until = max(worker.frozen_until, self.clock.now + fault.seconds)
             case "slow":
                 worker.slow_until = self.clock.now + fault.seconds
-            case "hang":  # it beats and never answers; in its first pass it would be let
+            case "hang":  # it reports and never answers; a first pass gets more time
                 worker.leases = [] if worker.micro_steps else worker.leases
             case "leave":
                 self.crew.leave(worker, back_after=fault.seconds)
@@ -276,7 +276,7 @@ class World:
                 self.disturb(worker.connection, fault, lingers=lingers)
 
     def disturb(self, connection: SimConnection, fault: SimFault, *, lingers: bool) -> None:
-        """Cut a connection, or block it one way or both; half of the blocked ones are given up by the worker."""
+        """Cut a connection, or block it in one or both directions. Workers give up half of the blocked ones."""
         connection.lingers = lingers
         for direction, kinds in (("up", ("up blocked", "isolated")), ("down", ("down blocked", "isolated"))):
             if fault.kind in kinds:
@@ -289,7 +289,7 @@ class World:
             self.clock.after(self.random.uniform(0.0, fault.seconds), give_up)
 
 
-# -- invariants: a sentence when violated ------------------------------------------------------------------------------
+# -- invariants: each function returns a sentence if it is violated, else "" -------------------------------------------
 
 
 def units_are_in_one_place(world: World) -> str:
@@ -298,7 +298,7 @@ def units_are_in_one_place(world: World) -> str:
     places = [*ledger.free, *coordinator.work.skipped]
     for answer in coordinator.work.answers.values():
         places += answer.grant.units
-    places += {unit for lease in ledger.leases.values() for unit in lease.units}  # of late ones there are two
+    places += {unit for lease in ledger.leases.values() for unit in lease.units}  # a late lease has a second one
     open_units = set(range(ledger.opened)) - world.audit.counted
     if coordinator.finished or sorted(places) == sorted(open_units):
         return ""
@@ -306,7 +306,7 @@ def units_are_in_one_place(world: World) -> str:
 
 
 def rounds_are_opened_in_time(world: World) -> str:
-    """One at a time; never more than the run has."""
+    """One round is open at a time, and never more units than the run has."""
     coordinator = world.coordinator
     size, version, opened = world.rules.units_per_step, coordinator.version, coordinator.work.ledger.opened
     most = min(world.rules.num_steps, version + world.audit.steps)
@@ -362,7 +362,7 @@ def simulate(
 ) -> SimReport:
     """Run one crew to the end of its run. Raises Violation.
 
-    `faults` replaces those drawn from the seed; crew and network stay. `strategy`: whose rounds are simulated; its
-    merge half is an integer's.
+    `faults` replaces the faults drawn from the seed; crew and network stay the same. `strategy`: gives the rounds; its
+    merge half is replaced by `SimWeights`, over one integer.
     """
     return World(seed, faults, strategy=strategy, rules=rules).run()
