@@ -43,7 +43,6 @@ tokens = 0
 
 
 def compare(data: Path, folder: Path, *, steps: int, setting: str) -> dict[str, object]:
-    """Train every crew, and compare it with the single worker."""
     optimizer, precision = setting.split()
 
     def trained(name: str, *, strict: bool) -> Path:

@@ -36,8 +36,6 @@ def check(received: Any, expected: Mapping[str, Tensor]) -> None:
 
 
 class Coordinator:
-    """Sends versions and receives contributions."""
-
     def __init__(self, *, folder: str, address: str, parameters: int, names: list[str]) -> None:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[float, ToCoordinator]] = queue.SimpleQueue()
@@ -75,8 +73,6 @@ class Coordinator:
 
 
 class Worker:
-    """Downloads versions and uploads contributions."""
-
     def __init__(self, *, folder: str, address: str, parameters: int, name: str) -> None:
         self._params = model(parameters)
         self._connection = Connection(address, identity=load_node(Path(folder) / name))

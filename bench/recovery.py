@@ -113,7 +113,6 @@ def measure(crew: Crew, *, num_faults: int) -> dict[str, list[float]]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The percentile by nearest rank."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 

@@ -121,8 +121,7 @@ class Race:
 @dataclass(kw_only=True)
 class Trained:
     """`seconds`: of all steps, at the speed of the timed ones. `workers`: in the last round. `timed`: the number of
-    timed rounds; 0 means that the run was too short, and only its last round was timed.
-    """
+    timed rounds; 0 means that the run was too short, and only its last round was timed."""
 
     loss: float
     seconds: float
@@ -320,8 +319,7 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
 @dataclass(kw_only=True)
 class Seed:
     """The trainings with one seed. `known`: their results, by name. `rates`: tokens per second of each machine alone
-    with the whole batch.
-    """
+    with the whole batch."""
 
     race: Race
     results: dict[str, list[dict[str, Any]]]

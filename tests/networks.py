@@ -90,8 +90,7 @@ def shares(number: int) -> Iterator[list[limits.Share]]:
 @contextmanager
 def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
     """`cgroup.procs` of a control group with a memory limit: a process whose number is written there gets no more than
-    that, and no swap. It must have ended when the block ends. Skips the test where there are no such groups.
-    """
+    that, and no swap. It must have ended when the block ends. Skips the test where there are no such groups."""
     name = f"cua-{os.getpid()}-{name}"
     if (CGROUP / "memory" / "memory.limit_in_bytes").exists():
         folder, limits = (

@@ -14,7 +14,7 @@ from tests.spawn.conftest import coordinator as coordinator
 
 @pytest.fixture(autouse=True)
 def languages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command has none: pages are in the browser's."""
+    """No language is set for the command, so that pages are in the browser's language."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -29,7 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
-    """Says nothing on its console, and asks nobody but the dashboard that it was opened from."""
+    """A tab. It fails the test if its console has messages, or if it sends requests to any server but its dashboard."""
     with browser.tab() as made:
         yield made
         assert made.complaints == []

@@ -1,6 +1,6 @@
-"""The dashboard in a real browser: it follows a crew, shows hostile texts as texts, asks nobody else, needs its token.
+"""The dashboard in a real browser: it follows a crew, shows hostile text as text, and needs its token.
 
-What a practice crew writes is real; what no crew would write is written by hand (tests/watched.py).
+Some run directories are of a real practice crew. Those that no crew would write are written by hand (tests/watched.py).
 """
 
 import json
@@ -27,7 +27,7 @@ TABS = ("crew", "train", "runs", "samples", "logs", "about")
 
 @pytest.fixture
 def crew(tmp_path: Path) -> WrittenCrew:
-    """Ended, with a machine's rows and a second run beside it."""
+    """A run that has ended, with rows of a machine, and a second run beside it."""
     other = WrittenCrew(folder=tmp_path / "otra", speeds={"ana": 1.0}, rounds=90).write()
     write_json(other.config, {"values": {"optim": {"lr": 0.5, "kind": "muon"}}})
     made = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 3.0, "luis": 1.0}, rounds=120)
@@ -118,7 +118,7 @@ def test_two_runs_are_compared(tab: Tab, dashboard: ShownDashboard) -> None:
 
 
 def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
-    """The page follows by itself: steps, then who was killed, and who is left has all of the work."""
+    """The page shows by itself new steps, the killed worker, and that the other worker has all of the work then."""
     run = make_run(tmp_path / "run", unhurried=True)
     with start(run, "--practice", "1.0,0.5") as crew, shown(run.path) as dashboard:
         try:
@@ -126,7 +126,7 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
             tab.open(dashboard.link)
             go(tab, "crew")
             tab.until(BOTH)
-            tab.until("document.getElementById('state').innerText === 'running'")  # the page draws what it knows later
+            tab.until("document.getElementById('state').innerText === 'running'")  # drawn later than the data arrive
             before = tab.value("data.head.version ?? 0")
             tab.until(f"data.head.version > {before}")
             next(child for child in coordinator(crew).children() if "worker-2" in child.cmdline()).kill()
@@ -143,7 +143,7 @@ def test_a_crew_that_trains_loses_a_worker(tab: Tab, tmp_path: Path) -> None:
 
 
 def test_it_is_stopped_and_noted_of(tab: Tab, tmp_path: Path) -> None:
-    """A real training, asked first."""
+    """A real training is stopped; the page asks before."""
     run = make_run(tmp_path / "run", steps=10**6, unhurried=True)
     with start(run) as process, shown(run.path) as dashboard:
         try:
@@ -211,7 +211,7 @@ def test_who_has_no_token_is_asked_for_it(tab: Tab, dashboard: ShownDashboard) -
     tab.until(TOLD)
     assert tab.value("document.getElementById('key').hidden") is True
     tab.call("Page.reload")
-    tab.until(TOLD)  # it is kept for as long as the tab is
+    tab.until(TOLD)  # the token is kept as long as the tab is open
     tab.value(f"token = ''; current = null; data = fresh(); location.hash = '#token={TOKEN}'")
     tab.until("data.head.name")
 
@@ -242,7 +242,7 @@ def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) 
 
 
 def test_a_page_that_was_saved(browser: Browser, crew: WrittenCrew, tmp_path: Path) -> None:
-    """It draws itself, shows hostile text as text, asks nobody, and has what is live only no more."""
+    """It draws its data, shows hostile text as text, sends no requests, and lacks the parts of a live page."""
     add_rows(crew.run.metrics, [crew.row(121) | {"sample": HOSTILE, "lr_factor": 0.5, "val_bits_per_byte_error": 0.1}])
     page = tmp_path / "page.html"
     save_page(crew.run, page)

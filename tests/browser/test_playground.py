@@ -1,6 +1,6 @@
-"""The playground in a real browser: a person types, watches, stops, compares; nothing that a service says becomes HTML.
+"""The playground in a real browser: a person types, watches, stops and compares. No text of a service becomes HTML.
 
-Models are real and tiny. What they would never say is said by a service that is played, which has the same page.
+Models are real and tiny. Texts that they would never generate come from a fake service with the same page.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ from tests.serving import predictor
 
 CPU = torch.device("cpu")
 TEXT = "Había una vez un niño que vivía cerca del mar y tenía un barco de vela muy pequeño. "
-CONTEXT = 30_000  # so many tokens that nobody waits for their end
+CONTEXT = 30_000  # so many tokens that no test waits for their end
 PROMPT = "Había una vez"
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&lt;b&gt;"
 
 
 def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
-    """Untrained. It says whole words of ASCII only: what begins with 0 in the head is never the likeliest."""
+    """An untrained model that generates only whole words of ASCII: the head's rows of other tokens are 0."""
     torch.manual_seed(seed)
     config = GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=16, tied=False)
     model = GPT2(config).eval()
@@ -74,7 +74,7 @@ def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor
 
 @contextmanager
 def listening(app: Any, *, around: Any = None) -> Iterator[str]:
-    """Its URL. Not through `listen`, which is for the main thread of a process."""
+    """Serve an application, and yield its URL. The product's `listen` works only in the main thread of a process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(Edge(app, key=""), log_config=None, ws="none", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
@@ -127,7 +127,7 @@ def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
-    """Says nothing on its console, and asks nobody but the service that it was opened from."""
+    """A tab. It fails the test if its console has messages, or if it sends requests to any server but its service."""
     with browser.tab() as made:
         yield made
         assert made.complaints == []
@@ -141,7 +141,7 @@ def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
 
 
 def put(tab: Tab, **values: object) -> None:
-    """Into the settings."""
+    """Set values of the settings."""
     for name, value in values.items():
         tab.value(f"void (document.querySelector('[name={name}]').value = {json.dumps(str(value))})")
 
@@ -154,7 +154,7 @@ def write(tab: Tab, prompt: str, **values: object) -> None:
 
 
 def ended(tab: Tab, *, column: int = 0) -> str:
-    """How a column says that it has ended, in words."""
+    """Wait until a column has ended; the words with which it says so."""
     found: str = tab.until(
         f"(() => {{ const column = document.querySelectorAll('.column')[{column}];"
         "return column.querySelector('.out').ariaBusy === 'false' &&"
@@ -177,7 +177,7 @@ def test_a_person_types_and_reads_on(tab: Tab, running: Running, models: dict[st
     assert output(tab) == expected
     assert "20 tokens" in tab.text(".count")
     assert "tokens/s" in tab.text(".speed")
-    tab.click(".more")  # from the whole text
+    tab.click(".more")  # continues from the whole text
     assert "(length)" in ended(tab)
     assert tab.value("document.querySelector('#prompt').value") == PROMPT + expected
     assert output(tab) == greedy(models["uno"], PROMPT + expected, tokens=20)
@@ -258,7 +258,7 @@ def test_what_else_was_likely(tab: Tab, running: Running) -> None:
 
 
 async def hostile(_: Request) -> Response:
-    """A completion whose text, and what else was likely, would be HTML."""
+    """A completion whose text and likely tokens contain HTML."""
     top = {HOSTILE: -0.1, "<img src=x onerror='owned = 1'>": -3}
     parts = [chunk("una "), chunk(HOSTILE, reason="stop", top=top), b"data: [DONE]\n\n"]
     return Response(b"".join(parts), media_type="text/event-stream")
@@ -272,7 +272,7 @@ def chunk(text: str, *, reason: str | None = None, top: dict[str, float] | None 
 
 @pytest.fixture(scope="module")
 def strange() -> Iterator[str]:
-    """A service that is played."""
+    """The URL of a fake service, which sends hostile texts."""
 
     async def show(_: Request) -> Response:
         task = {"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}
@@ -309,7 +309,7 @@ class Point(BaseModel):
 
 
 class Sums:
-    """A task of one's own, as far as it is asked."""
+    """A user's task, with only the method that the tests call."""
 
     def predict(self, model: nn.Module, inputs: list[Point]) -> list[float]:
         found: list[float] = model(torch.tensor([[point.x] for point in inputs])).sum(1).tolist()

@@ -1,6 +1,6 @@
 """The page of the queue in a real browser: runs that a real process hands out to a machine that has joined.
 
-One run has a name that would be HTML; it goes on until it is stopped, so that how fast a machine is decides nothing.
+One run has a name that contains HTML. It is endless until it is stopped, so the machine's speed does not matter.
 """
 
 import json
@@ -27,7 +27,7 @@ FIRST_STATE = "document.querySelector('#crew .jobs tbody .badge')?.innerText"
 
 @pytest.fixture
 def work(coordinator: Machine, stories: Path, tmp_path: Path) -> "subprocess.Popen[str]":
-    """Hands out one run without an end and one of forty steps."""
+    """A process that hands out an endless run and a run of forty steps."""
     for run in (language_run(tmp_path / NAME, stories), language_run(tmp_path / "dos", stories, steps=40)):
         done = coordinator.run("queue", "add", str(run.path))
         assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def work(coordinator: Machine, stories: Path, tmp_path: Path) -> "subprocess.Pop
 def test_a_queue_that_is_handed_out(
     tab: Tab, coordinator: Machine, ana: Machine, work: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
-    """The page follows by itself, from the first machine that joins until all has ended; names stay text."""
+    """The page follows the queue by itself, from the first machine until all runs have ended. Names stay text."""
     WrittenCrew(folder=tmp_path / "shown" / "otra", speeds={"luis": 1.0}, rounds=5).write()
     with shown(tmp_path / "shown", queue=Home(coordinator.home).queue) as dashboard:
         tab.open(dashboard.link)
@@ -79,7 +79,7 @@ def test_a_queue_that_is_handed_out(
 
 @pytest.fixture
 def search(tmp_path: Path) -> Iterator[ShownDashboard]:
-    """Of a run that has one."""
+    """The dashboard of a run that has a search."""
     WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=5).write()
     WrittenSearch(run=tmp_path / "casa", num_trials=8).write(until=6)
     with shown(tmp_path / "casa") as dashboard:
@@ -87,7 +87,7 @@ def search(tmp_path: Path) -> Iterator[ShownDashboard]:
 
 
 def test_a_search_beside_its_run(tab: Tab, search: ShownDashboard) -> None:
-    """In Spanish; a trial has its own curves, although it is not in the list of runs."""
+    """The page is in Spanish. A trial has its own curves, although it is not in the list of runs."""
     tab.open(search.link, languages="es-ES,es;q=0.9")
     tab.until(TOLD)
     tab.choose("#run", "casa/tune")

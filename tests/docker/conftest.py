@@ -1,4 +1,4 @@
-"""Containers, networks and projects of compose that end with the test, whatever has happened in it."""
+"""Containers, networks and compose projects, which are removed after the test, even if it failed."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.images import MADE_FROM, ROOT, Missing, build, docker
 
 NAMES = f"cua-{os.getpid()}"
-GRACE_SECONDS = "1"  # the test is over: what was to be saved is
+GRACE_SECONDS = "1"  # the test is over, and nothing is left to save
 SOMEBODY = 4321
 CLONE = (*MADE_FROM, "compose.yaml", "compose.gpu.yaml", "examples", "recipes")
 
@@ -27,7 +27,7 @@ def image() -> str:
 
 
 class Containers:
-    """On a network of their own, where each is found by its short name."""
+    """Containers on their own network, on which they find each other by their short names."""
 
     def __init__(self, image: str) -> None:
         self._image = f"{image}:cpu"
@@ -35,7 +35,7 @@ class Containers:
         docker("network", "create", self._network)
 
     def run(self, *command: str, options: tuple[str, ...] = ()) -> str:
-        """What a container that ends well prints."""
+        """Run a container, which must succeed, and return its output."""
         return docker(
             "run", "--rm", "--name", f"{NAMES}-run", "--network", self._network, *options, self._image, *command
         )
@@ -53,7 +53,7 @@ def containers(image: str) -> Iterator[Containers]:
 
 
 def clone(folder: Path) -> Path:
-    """What an image is made from, the compose files and the programs: the part of a clone that containers use."""
+    """Copy the part of the repository that containers use: the image's files, the compose files and the programs."""
     for name in CLONE:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def clone(folder: Path) -> Path:
 
 
 def owner_of(folder: Path) -> int:
-    """User of all that is in a folder: root gives it away, so that containers cannot write as root by chance."""
+    """The user that owns a folder. Root first gives it to another user, so that containers do not write as root."""
     if os.geteuid() != 0:
         return os.getuid()
     for path in [folder, *folder.rglob("*")]:
@@ -71,7 +71,7 @@ def owner_of(folder: Path) -> int:
 
 
 class Project:
-    """A clone, and what runs of its compose.yaml. The crew's port is on a loopback address of this process."""
+    """A clone and the services of its compose.yaml. The crew's port is on a loopback address of this process alone."""
 
     def __init__(self, folder: Path, *, image: str, command: list[str]) -> None:
         self.folder = clone(folder)
@@ -82,7 +82,7 @@ class Project:
         self._variables = {**os.environ, "CUADRILLA_IMAGE": image, "LAN_ADDRESS": address}
 
     def compose(self, *arguments: str, **variables: str) -> str:
-        """What a command of compose that succeeds prints."""
+        """Run a command of compose, which must succeed, and return its output."""
         done = subprocess.run(
             [*self._command, *arguments],
             cwd=self.folder, env=self._variables | variables, capture_output=True, text=True, check=False,
@@ -91,12 +91,12 @@ class Project:
         return done.stdout
 
     def containers(self, service: str) -> list[str]:
-        """Ids, also of those that have ended."""
+        """Ids of the containers of a service, also of those that have ended."""
         labels = (f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}")
         return docker("ps", "-aq", *(word for label in labels for word in ("--filter", f"label={label}"))).split()
 
     def inside(self, service: str, *command: str) -> str:
-        """What a command prints in the container of a service."""
+        """Run a command in the container of a service, and return its output."""
         (container,) = self.containers(service)
         return docker("exec", container, "as-owner", *command)
 

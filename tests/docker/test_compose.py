@@ -1,4 +1,4 @@
-"""The roles of compose.yaml with real containers: a crew that loses one, and the helpers for other programs."""
+"""The roles of compose.yaml in real containers: a crew that loses one container, and the roles for other programs."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ CAPABILITIES = "grep -hE '^(Uid|CapPrm|CapEff|CapBnd|NoNewPrivs):' /proc/1/statu
 
 
 def make_run(folder: Path, stories: Path, *, more: str = "") -> RunDir:
-    """With its data in it: a link would lead nowhere in a container."""
+    """A run with a copy of its data, since a link would lead nowhere in a container."""
     folder.mkdir()
     shutil.copytree(stories, folder / "data")
     (folder / "run.toml").write_text(LANGUAGE_RUN.format(steps=ENDLESS) + more)
@@ -42,7 +42,7 @@ def test_compose_reads_the_files(project: Project) -> None:
 
 
 def test_a_crew_that_loses_a_container_ends_with_the_bits_of_one_machine(project: Project, stories: Path) -> None:
-    """And a training alone that is stopped saves, as the user whose folder it is."""
+    """Before, a training without a crew is stopped, and saves as the user who owns the folder."""
     run = make_run(project.folder / "run", stories, more=CREW_RUN)
     alone = make_run(project.folder / "alone", stories)
     user = owner_of(project.folder)
@@ -98,8 +98,8 @@ def test_ray_trains_a_run_on_both_of_its_containers(project: Project, stories: P
 
 
 def test_dask_and_tensorboard(project: Project) -> None:
-    """On ports of the loopback that are free: others may use the usual ones. A role is the owner of the folder and has
-    no rights, not even those that it begins with, and in a command that is typed into it neither."""
+    """They use free ports of the loopback, since the usual ones may be in use. A role runs as the folder's owner and
+    without capabilities. It drops those that it starts with, and commands that are run in it have none either."""
     user = owner_of(project.folder)
     free = {"DASK_PORT": str(free_port()), "TENSORBOARD_PORT": str(free_port())}
     project.compose("--profile", "dask", "--profile", "tensorboard", "up", "--detach", **free)

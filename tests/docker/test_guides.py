@@ -1,4 +1,4 @@
-"""Lines of older guides as they stand (docs/older-guides.toml): containers on one network, a recipe for five."""
+"""Commands of older guides, unchanged (docs/older-guides.toml): containers on one network, a recipe for five PCs."""
 
 import os
 import re
@@ -41,13 +41,13 @@ if __name__ == "__main__":
 
 
 def line(*parts: str) -> str:
-    """The only one that holds these parts."""
+    """The only line of the guides that contains these parts."""
     (found,) = [each for each in LINES if all(part in each for part in parts)]
     return found
 
 
 class Machine:
-    """A clone of the repository that belongs to somebody, who has written no `.env`, and a shell in it."""
+    """A shell in a clone of the repository. The clone belongs to a user and has no `.env`."""
 
     def __init__(self, folder: Path, *, stack: ExitStack) -> None:
         self._stack, self._image = stack, f"{NAMES}-guide"
@@ -60,7 +60,7 @@ class Machine:
             self._environ["DOCKER_CONFIG"] = str(_plugin(folder))
 
     def start(self, command: str) -> "subprocess.Popen[str]":
-        """In a session of its own, so that what belongs to it can be ended with it."""
+        """Start a command in its own session, so that its child processes can be ended with it."""
         process = subprocess.Popen(
             ["bash", "-c", command], cwd=self.folder, env=self._environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -69,13 +69,13 @@ class Machine:
         return process
 
     def typed(self, command: str) -> tuple[int, str]:
-        """Its exit code, and what it says."""
+        """Run a command, and return its exit code and output."""
         process = self.start(command)
         said = "".join(process.communicate(timeout=900))
         return process.returncode, said
 
     def containers(self, *words: str) -> list[str]:
-        """Those that run and have all these words among their variables and arguments."""
+        """The running containers that have all these words among their variables and arguments."""
         every = docker("ps", "-q", "--filter", f"label=com.docker.compose.project={NAMES}-guide").split()
         shown = {each: docker("inspect", "--format", "{{.Config.Env}} {{.Args}}", each) for each in every}
         return [each for each, text in shown.items() if all(re.search(rf"\b{word}\b", text) for word in words)]
@@ -88,7 +88,7 @@ class Machine:
 
 
 def _plugin(folder: Path) -> Path:
-    """`docker compose` where there is docker-compose only."""
+    """A plugin that gives `docker compose` on a machine that has only docker-compose."""
     plugins = folder / "docker" / "cli-plugins"
     plugins.mkdir(parents=True)
     (plugins / "docker-compose").write_text(PLUGIN)
@@ -104,7 +104,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 @pytest.fixture
 def machine(image: str, tmp_path: Path) -> Iterator[Machine]:
-    """`image` has built all but the last steps of what is built here."""
+    """A machine with the guide's image. Most steps of its build were already made for `image`."""
     if shutil.which("docker-compose") is None:
         pytest.skip("needs docker-compose")
     with ExitStack() as stack:
@@ -117,7 +117,7 @@ def machine(image: str, tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def at_lan_address() -> Iterator[None]:
-    """The guide's machine 0 is this one."""
+    """This machine has the address of the guide's machine 0."""
     if os.geteuid() != 0:
         pytest.skip("needs root: an address for the loopback")
     subprocess.run(["ip", "address", "add", f"{LAN}/32", "dev", CARD], check=True)
@@ -126,7 +126,7 @@ def at_lan_address() -> Iterator[None]:
 
 
 def test_the_commands_of_one_machine(machine: Machine) -> None:
-    """./Data is empty: the built-in stories."""
+    """./Data is empty, so the built-in stories are used."""
     code, said = machine.typed(line("run --rm trainer nvidia-smi"))
     assert (code, "this container has no NVIDIA card" in said) == (1, True), said
     code, said = machine.typed(line("python train_gpt2_spanish.py --epochs 1"))
@@ -144,7 +144,7 @@ def test_the_commands_of_one_machine(machine: Machine) -> None:
 
 
 def test_five_machines(machine: Machine, at_lan_address: None) -> None:
-    """Then one is lost, and is back with the same line."""
+    """One of them is lost, and comes back with the same command."""
     code, said = machine.typed("docker compose run --rm trainer cuadrilla data prepare cuentos:600 --out Data")
     assert code == 0, said
     probe = line("python test_ddp.py --backend auto", "RANK=0")
@@ -174,7 +174,7 @@ def test_five_machines(machine: Machine, at_lan_address: None) -> None:
 
 @pytest.fixture
 def free_names() -> Iterator[ExitStack]:
-    """The names are the guide's own, so nobody else may have them."""
+    """The names of the guide are fixed, so no other containers or networks may have them."""
     names = ("ray-head", "ray-worker", "scheduler")
     there = docker("ps", "-a", "--format", "{{.Names}}").split()
     there += docker("network", "ls", "--format", "{{.Name}}").split()
@@ -189,7 +189,7 @@ def free_names() -> Iterator[ExitStack]:
 
 
 def build_node(folder: Path, stack: ExitStack) -> None:
-    """With the base that the Dockerfile names, or this machine's under that name."""
+    """Build on the base image that the Dockerfile names, or on this machine's base image under that name."""
     if not has_image(BASE):
         docker("tag", base_image(), BASE)
         stack.callback(docker, "rmi", "--no-prune", BASE)
@@ -223,7 +223,7 @@ def typed(command: str) -> None:
 
 
 def without_a_terminal(command: str) -> str:
-    """A test has none (-it), this machine no card; what it prints is read from the log."""
+    """Remove `-it` and `--gpus`, since a test has no terminal and this machine no GPU. The log has the output."""
     return command.replace("docker run -it --rm --gpus all", "docker run --detach --shm-size 1g")
 
 

@@ -1,4 +1,4 @@
-"""The image by itself."""
+"""The image without compose."""
 
 import json
 

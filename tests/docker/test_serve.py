@@ -1,4 +1,4 @@
-"""The profile `serve` with real containers: two replicas behind nginx, one of which is killed."""
+"""The profile `serve` with real containers: two replicas behind nginx, of which one is killed."""
 
 import json
 import urllib.error
@@ -24,7 +24,7 @@ NGINX = "cuadrilla-test-nginx"
 
 @pytest.fixture
 def nginx(tmp_path: Path, image: str) -> str:
-    """The name of an image with nginx, made from the same base."""
+    """The name of an image with nginx, built on the same base image."""
     if not has_image(NGINX):
         install = "apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light"
         text = f"FROM {base_image()}\nRUN {install}\n"
@@ -39,7 +39,7 @@ class Caller:
     key: str
 
     def call(self, path: str, *, key: str | None = None, **body: object) -> tuple[int, str]:
-        """Status, and 0 where nobody answers."""
+        """Status and body of the answer. The status is 0 if there is no answer."""
         headers = {"Authorization": f"Bearer {self.key if key is None else key}", "Content-Type": "application/json"}
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, headers=headers)

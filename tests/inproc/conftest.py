@@ -1,4 +1,4 @@
-"""Transports for the shared batteries, crews for the tests of the crew link, a web server, a trained model."""
+"""A crew for the tests of the crew link, a web server, a downloader and a trained model."""
 
 from collections.abc import Iterator
 from pathlib import Path

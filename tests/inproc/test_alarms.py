@@ -1,4 +1,4 @@
-"""`[alarm]` with real programs and real servers: told in time, never held up, nothing of the secret anywhere."""
+"""`[alarm]` with real programs and servers: alarms come in time, never delay the run, and reveal no secret address."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:Deprecati
 
 @pytest.fixture(scope="module", autouse=True)
 def pool_of_apprise() -> None:
-    """apprise looks addresses up in a thread that stays."""
+    """apprise resolves host names in a thread that does not end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import apprise
@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_path: Path) -> None:
-    """Not the checkpoint, which a standby copies, nor what workers are offered; a run goes on with other alarms."""
+    """Neither the checkpoint, which a standby copies, nor the offer to workers. A run may resume with other alarms."""
     file, trained = tmp_path / "told", RunDir(shutil.copytree(language.path.parent, tmp_path / "made") / "run")
     with serving() as server:
         server.on("/hook", fixed(200, b"ok"))

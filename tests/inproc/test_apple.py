@@ -1,4 +1,4 @@
-"""What a Mac's GPU cannot do is not asked of it: training, evaluation and generation on a stand-in for it."""
+"""Training, evaluation and generation use no operation that a Mac's GPU lacks; they run on a stand-in for it."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -60,7 +60,7 @@ def test_the_stand_in_refuses_what_a_mac_would() -> None:
 def test_a_language_model_is_trained_and_writes_as_on_a_cpu(
     folder: Path, name: str, settings: Mapping[str, Any]
 ) -> None:
-    """The stand-in computes on the CPU: what is moved there for float64 must come to the same numbers."""
+    """What needs float64 is moved to the CPU. The results must be equal, since the stand-in computes there, too."""
     losses, texts, figures = [], [], []
     for device in ("cpu", "mps"):
         with apple.stand_in() if device == "mps" else nullcontext():

@@ -1,4 +1,4 @@
-"""Calls that join, wait, end and leave in any order get what each would get alone."""
+"""Calls that join, wait, end and leave a batch in any order get the answers that each would get alone."""
 
 import asyncio
 import random
@@ -45,7 +45,7 @@ async def batcher(model: InferenceModel, *, slots: int = 4, waiting: int = 100) 
 
 
 async def steps_of(call: Call) -> AsyncIterator[tuple[int | None, Reason | None]]:
-    """Of a call with one row."""
+    """The tokens of a call with one row."""
     reason = None
     while reason is None:
         _, token, reason = await call.steps.get()
@@ -57,8 +57,8 @@ async def tokens_of(call: Call) -> list[int]:
 
 
 def test_clients_that_come_and_go_at_random(model: InferenceModel) -> None:
-    """Each has its own pace; a third of them leave before the end. Greedy or drawn, scored or not; prompts longer than
-    the context among them, and rows that slide."""
+    """Clients read at different speeds, and a third of them leave early. Tokens are greedy or drawn, with or without
+    scores. Some prompts are longer than the context, and some rows outgrow it."""
     chance = random.Random(CLIENTS)
     shared = [chance.randrange(VOCABULARY) for _ in range(40)]
 

@@ -1,4 +1,4 @@
-"""Whether one can listen at an address: waited for where the port will be free in a moment."""
+"""Whether a server can listen at an address. If the port is about to become free the check waits for it."""
 
 import contextlib
 import socket
@@ -31,7 +31,7 @@ def test_an_address_of_another_machine_is_named() -> None:
 
 @contextlib.contextmanager
 def connected_to_itself() -> Iterator[socket.socket]:
-    """What a worker that dials a dead coordinator's port on its own machine may end up with: the port, taken."""
+    """A socket that is connected to itself. A worker that dials a dead coordinator on its own machine may get one."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.connect(own.getsockname())

@@ -1,4 +1,4 @@
-"""`cuadrilla eval`: one run as ever, and several models side by side on the same texts."""
+"""`cuadrilla eval`: a single run, and several models side by side on the same texts."""
 
 import json
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_a_run_and_its_export_have_the_same_figures(
     language: RunDir, exported: Path, tmp_path: Path, as_json: Measure
 ) -> None:
     (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
-    # The run was trained in fp32; a folder of others takes what is fast here, which may be bf16.
+    # The run was trained in fp32. A model from elsewhere is evaluated in what is fast here, which may be bf16.
     found = as_json(language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
     ours, theirs = found
     assert (ours["version"], theirs["version"]) == (choose_step(language).version, None)
@@ -97,7 +97,7 @@ def test_two_models_are_compared_on_the_same_items(
     values = [each["figures"][0]["value"] for each in (ours, theirs)]
     assert row["value"] == pytest.approx(values[1] - values[0])
     assert 0 < row["low"] < row["value"] < row["high"]
-    assert row["high"] - row["low"] < theirs["figures"][0]["high"] - theirs["figures"][0]["low"]  # surer than either
+    assert row["high"] - row["low"] < theirs["figures"][0]["high"] - theirs["figures"][0]["low"]  # surer than each
     assert ours["differences"] == []
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's answers: to whom, of which runs, and what of a run that grows, is hostile or has ended."""
+"""The dashboard's answers: who gets them, for which runs, and for runs that grow, are hostile or have ended."""
 
 import itertools
 import re
@@ -61,7 +61,7 @@ PATHS += ["/api/runs", "/metrics", f"/api/runs?token={TOKEN}"]
     [
         ({"Authorization": ""}, 401),
         ({"Authorization": "", "Cookie": f"token={TOKEN}"}, 401),
-        ({"Authorization": "", "Host": "dashboard.example"}, 401),  # who binds a name to this address has no token
+        ({"Authorization": "", "Host": "dashboard.example"}, 401),  # a page that binds its name to this address
         ({"Origin": "http://evil.example"}, 403),
     ],
 )
@@ -82,7 +82,7 @@ def test_the_page_comes_without_a_token_and_tells_nothing(still: ShownDashboard)
     elements = re.findall(rb"<(?:script|style)[^>]*>", body)
     assert all(f'nonce="{nonce}"'.encode() in element for element in elements)
     assert not re.findall(rb"""(?:src|href)=["'](?!#|data:)""", body)
-    assert still.ask("/", Authorization="")[1] != body  # the nonce is of one answer
+    assert still.ask("/", Authorization="")[1] != body  # each answer has its own nonce
 
 
 def test_nothing_is_changed_but_notes(dashboard: ShownDashboard, crew: WrittenCrew) -> None:
@@ -105,7 +105,7 @@ def test_nothing_is_changed_but_notes(dashboard: ShownDashboard, crew: WrittenCr
 
 
 def test_who_may_be_stopped(tmp_path: Path) -> None:
-    """A process of this machine that trains the run itself, and no run of the queue."""
+    """A run can be stopped that a process of this machine trains by itself; a run of the queue cannot."""
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2, state="running").write()
     queue = RunQueue(tmp_path / "queue")
     queued = queue.add(run)
@@ -114,7 +114,7 @@ def test_who_may_be_stopped(tmp_path: Path) -> None:
             assert process.stdout is not None
             process.stdout.readline()
             runs = Runs([tmp_path / "casa"], queue=tmp_path / "queue")
-            assert not runs.summaries()[0]["stops"]  # who holds the lock does not coordinate
+            assert not runs.summaries()[0]["stops"]  # the process that holds the lock does not coordinate
             write_json(run.status, {"state": "running", "pid": process.pid})
             assert runs.summaries()[0]["stops"]
             queue.note(queued, "running")

@@ -1,4 +1,4 @@
-"""What a run file leaves open: decided by the length of the run, said, kept by the run; a setting holds."""
+"""Settings that a run file leaves open are decided by the length of the run, printed, and kept; others stay."""
 
 import json
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def decay_of(run: RunDir) -> float:
-    """What the optimizer of its newest checkpoint was made with."""
+    """The weight decay in the newest checkpoint's optimizer."""
     found = load_newest(run.checkpoints)
     assert found is not None
     decay = json.loads(run.config.read_text())["values"]["optim"]["weight_decay"]
@@ -45,7 +45,7 @@ def decay_of(run: RunDir) -> float:
 
 
 def decided(folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Of a run with these settings, made with those."""
+    """The configuration that is decided for a run which was created with `made` and is trained with `settings`."""
     cuadrilla.new_run(folder, made)
     return decide(read_run_file(folder, sets=as_sets(leaves(settings))).config, RunDir(folder))[0]
 

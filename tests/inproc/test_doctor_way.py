@@ -1,4 +1,4 @@
-"""The way to a coordinator, as `cuadrilla doctor HOST:PORT` walks it: whole, and each broken step with its remedy."""
+"""The way to a coordinator, as `cuadrilla doctor HOST:PORT` checks it: whole, and each broken step with its remedy."""
 
 import http.server
 import json
@@ -31,7 +31,7 @@ def address_of(crew: Crew) -> Address:
 
 
 def joined(crew: Crew, name: str, *, folder: Path | None = None) -> Joined:
-    """A machine with a token of this crew."""
+    """A machine that has a token of this crew."""
     path = folder or crew.folder / name
     save_node(path, crew.node(name))
     return Joined(folder=path, address=crew.address, name=name)
@@ -42,7 +42,7 @@ def walked(address: Address, crew: Joined | None) -> dict[str, Finding]:
 
 
 def broken(found: dict[str, Finding], step: str) -> Finding:
-    """What the last step said, which is this one."""
+    """The finding of the last step, which must be this one."""
     assert list(found) == STEPS[: STEPS.index(step) + 1]
     assert [each.level == "failure" for each in found.values()] == [False] * (len(found) - 1) + [True]
     return found[step]

@@ -1,4 +1,4 @@
-"""The exact strategy beyond the shared battery: unequal workers = one worker, whatever dies, resumes or overflows."""
+"""The exact strategy, beyond the shared battery: unequal workers equal one, through deaths, resumes and overflows."""
 
 import math
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_a_model_that_is_all_frozen_is_refused(tmp_path: Path) -> None:
 
 
 class Deep(RaggedRegression):
-    """With dropout inside its blocks."""
+    """A task whose model has blocks with dropout inside."""
 
     def model(self) -> nn.Module:
         middle = [
@@ -69,7 +69,7 @@ class Deep(RaggedRegression):
 
 
 def test_strict_has_the_same_bits_with_dropout_and_gradient_checkpointing(tmp_path: Path) -> None:
-    """Whoever computes, the random numbers of a pass are the same, also when its activations are computed again."""
+    """The random numbers of a pass do not depend on the worker, and are the same when activations are recomputed."""
     for crew, speeds in UNEQUAL.items():
         thrifty = () if crew == "one" else ("model.gradient_checkpointing=true",)
         execute(tmp_path / crew, Deep(dropout=0.3), STRICT, *thrifty, workers(speeds))
@@ -87,7 +87,7 @@ def test_a_run_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
 def test_a_wrong_number_is_found_and_its_units_are_computed_elsewhere(
     tmp_path: Path, action: Literal["nan", "inf", "flip"], mode: str
 ) -> None:
-    """None that is finite, or one bit of one number; from the first steps on, before a spike could be told."""
+    """A number that is not finite, or a flipped bit, is found even in the first steps, when no spike is known yet."""
     wrap, played = play(Script(worker="worker-2", at=1, phase="upload", action=action))
     execute(tmp_path / "one", RaggedRegression(), mode)
     execute(tmp_path / "crew", RaggedRegression(), mode, workers([1.0, 1.0]), wrap_link=wrap)
@@ -104,7 +104,7 @@ def test_a_wrong_number_is_found_and_its_units_are_computed_elsewhere(
 
 
 class OneBadExample(RaggedRegression):
-    """Example 7 gives a NaN, on every machine."""
+    """A task in which example 7 gives a NaN on every machine."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
         loss, count = super().loss(model, batch)
@@ -121,7 +121,7 @@ def test_bad_data_is_skipped_and_named(tmp_path: Path) -> None:
 
 
 class LittleMemory(RaggedRegression):
-    """More than two sequences in a pass do not fit."""
+    """A task for which memory lasts for two sequences in a pass."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
         loss, count = super().loss(model, batch)
@@ -154,7 +154,7 @@ class Loud(RaggedRegression):
 
 
 def test_an_overflow_in_half_precision_is_computed_again_and_never_sent() -> None:
-    """And no weight moves."""
+    """Besides, no weight changes."""
     task, weights = Loud(), dict(Loud().model().named_parameters())
     half = Precision(dtype=torch.float16, reason="test", loss_scale=INITIAL_FP16_SCALE)
     lease = replace(SOME_LEASE, units=(0, 1), planned_tokens=24)
@@ -229,7 +229,7 @@ def test_the_largest_seed(tmp_path: Path) -> None:
 
 
 def test_what_is_large_by_nature_counts_and_nobody_is_blamed(tmp_path: Path) -> None:
-    """Which leases are beyond comparison depends on the shares; the result does not."""
+    """The shares determine which leases look like outliers. The result does not depend on them."""
     execute(tmp_path / "one", HugeExamples(), STRICT)
     execute(tmp_path / "crew", HugeExamples(), STRICT, workers(UNEQUAL["three unequal"]))
     assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""Exactness of whatever can happen: any split, raggedness and order of answers."""
+"""Exactness for any split into leases, any lengths of sequences and any order of answers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,9 +28,9 @@ RELATIVE = 1e-6
 
 
 class RaggedSequences:
-    """A regression on sequences of `lengths` 0 to LENGTH, padded; the loss counts what is no padding.
+    """A regression on padded sequences of `lengths` 0 to LENGTH; padding does not count in the loss.
 
-    The targets lie on one side of what a new model says, so that gradients never cancel: 1e-6 of one means something.
+    All targets are on the same side of a new model's outputs. So gradients never cancel, and 1e-6 of one is meaningful.
     """
 
     defaults = TaskDefaults(length=LENGTH)
@@ -65,7 +65,7 @@ class RaggedSequences:
 
 
 class Crew(driver.Crew):
-    """The product's coordinator, merge and workers; what happens when is the caller's choice."""
+    """The product's coordinator, merge and workers. The caller chooses the order of events."""
 
     def __init__(self, task: RaggedSequences, *, rules: Rules, strict: bool) -> None:
         self.task, self.strict, self.planned_tokens = task, strict, rules.step_tokens
@@ -87,7 +87,7 @@ class Crew(driver.Crew):
         self.weights.append(flat(self.params))
 
     def contribution(self, grant: Grant, *, valid: bool) -> Contribution:
-        """Of the newest weights; of a late lease, too."""
+        """The worker's contribution, computed from the newest weights, even for a late lease."""
         model, sync, pass_sequences = self.workers[grant.worker]
         lease = Lease(
             lease_id=grant.lease_id, version=grant.version, units=grant.units, planned_tokens=self.planned_tokens
@@ -103,7 +103,7 @@ class Crew(driver.Crew):
         self.join(worker, speed)
 
     def lose(self, worker: str) -> None:
-        """What it has in hand comes too late."""
+        """Lose a worker. The answers to its leases can come later, too late."""
         self.too_late |= {id_: grant for id_, grant in self.leases.items() if grant.worker == worker}
         super().lose(worker)
 
@@ -130,7 +130,7 @@ HAPPENINGS = st.tuples(st.sampled_from(["answer"] * 6 + ["late", "join", "leave"
 
 
 def play(crew: Crew, members: list[tuple[float, int]], happenings: list[tuple[str, int, float]]) -> None:
-    """Everybody joins; then what is to happen happens; then all that is left to do is done in order."""
+    """Let all members join, play the events, and then finish the run in order."""
     for index, (speed, pass_sequences) in enumerate(members):
         crew.comes(f"worker-{index}", speed=speed, pass_sequences=pass_sequences)
     for what, number, speed in happenings:
@@ -167,7 +167,7 @@ def test_any_split_raggedness_and_order_gives_the_result_of_one_worker(
     members: list[tuple[float, int]],
     happenings: list[tuple[str, int, float]],
 ) -> None:
-    """Workers of any speed join, leave, answer in any order and too late, with passes of any size."""
+    """Workers of any speed join, leave and answer in any order, also too late, and have passes of any size."""
     torch.set_num_threads(1)
     task = RaggedSequences(lengths)
     rules = Rules(units_per_step=num_units, step_tokens=num_units * UNIT * LENGTH, num_steps=3)

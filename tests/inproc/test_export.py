@@ -1,4 +1,4 @@
-"""Export of a run that was really trained, and what other programs make of it."""
+"""Export of a trained run, and other programs that read the result."""
 
 import shutil
 import socket

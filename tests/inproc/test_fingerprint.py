@@ -1,4 +1,4 @@
-"""Who computes with another program is no member of a crew: the version of cuadrilla, and the code of the model."""
+"""A worker with another version of cuadrilla, or with other code of the model, does not become a member of a crew."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ CREW = (workers([1.0, 1.0]),)
 
 
 class OtherLink(FaultyLink):
-    """A worker's link on which it says other things about itself; None: nothing."""
+    """A worker's link that changes the worker's description of itself; None removes a value."""
 
     def __init__(self, link: Link, facts: Mapping[str, str | None]) -> None:
         super().__init__("", link, [], [])
@@ -50,7 +50,7 @@ def test_another_program_is_refused_with_both_versions(tmp_path: Path) -> None:
 
 
 def test_another_torch_is_refused_in_strict_mode_only(tmp_path: Path) -> None:
-    """In strict mode the first to come decides what is another one: one of the two is sent away."""
+    """In strict mode a worker that differs from the first one is refused, so one of these two is sent away."""
 
     def wrap(name: str, link: Link) -> Link:
         return OtherLink(link, {"torch": "1.0"}) if name == "worker-2" else link

@@ -30,7 +30,7 @@ def test_a_file_and_its_record(server, pull):
     assert not done.already
     again = pull(url)
     assert again.already
-    assert len(server.seen) == 1  # nothing is asked for what is here
+    assert len(server.seen) == 1  # no request for files that are here
     assert server.seen[0][1]["Accept-Encoding"] == "identity"
 
 
@@ -97,7 +97,7 @@ def test_statuses(server, pull):
         pull(server.url("/nothing.txt"))
     with pytest.raises(LinkError, match="403"):
         pull(server.on("/mine.txt", fixed(403)))
-    assert pull.waits == []  # no use to ask again
+    assert pull.waits == []  # another attempt would be useless
     pull(server.on("/busy.txt", fixed(503), fixed(429), fixed(500), whole(TEXT)))
     assert pull.waits == [2, 4, 8]
     with pytest.raises(LinkError, match="502"):

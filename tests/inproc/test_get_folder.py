@@ -1,4 +1,4 @@
-"""What a download leaves in its folder: hashes and records, nothing of others, and what a crash or a full disk left."""
+"""The folder of a download: its hashes and records, the files of others, and the state after a crash or full disk."""
 
 import hashlib
 import io
@@ -104,7 +104,7 @@ def test_a_record_of_others_says_nothing(tmp_path, content):
 
 @pytest.mark.parametrize(("damage", "begins"), [("", f"bytes={THIRD}-"), ("tag", None), ("part", None)])
 def test_what_a_crash_leaves(server, pull, monkeypatch, damage, begins):
-    """What has arrived counts, if it is known what it is the beginning of."""
+    """A partial download is continued if it is known of which file it is the beginning."""
     url = server.on("/a.txt", cut(TEXT, after=THIRD))
     with monkeypatch.context() as patch:
         patch.setattr(download, "MAX_TRIES", 1)

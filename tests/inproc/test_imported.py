@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another model: generated with, trained, resumed; refused where it must be."""
+"""A run that begins with the weights of another model generates, trains and resumes, or is refused where it must be."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ QUICK = ("train.epochs=0", "train.batch_sequences=4", "train.unit_sequences=2", 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A model with an odd vocabulary, and rows in its embedding that no token has."""
+    """A model with an odd vocabulary, and more rows in its embedding than tokens."""
     tokenizer = Tokenizer.train(["la niña come pan y el niño bebe agua en la plaza"] * 4, vocab_size=301)
     tokenizer.save(tmp_path / "tokenizer.json")
     torch.manual_seed(5)
@@ -47,7 +47,7 @@ def prepare_data(folder: Path, tokenizer: Path | None) -> None:
 
 @pytest.fixture
 def run(published: Path, tmp_path: Path) -> RunDir:
-    """Imported, with data of its tokenizer."""
+    """A run that imports the model, with data that its tokenizer has encoded."""
     made = RunDir(tmp_path / "run")
     import_model(published, to=made.path)
     prepare_data(tmp_path / "data", made.path / "model" / "tokenizer.json")
@@ -115,7 +115,7 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
 
 
 def test_a_tokenizer_that_takes_all_memory_is_refused(published: Path, tmp_path: Path) -> None:
-    """Sixteen steps that each write four letters for one make 4 GiB of one letter, when a token is normalised."""
+    """Sixteen steps of the normaliser, each of which replaces one letter by four, make 4 GiB of one letter."""
     path = published / "tokenizer.json"
     value = json.loads(path.read_bytes())
     fourfold = {"type": "Replace", "pattern": {"String": "q"}, "content": "qqqq"}

@@ -1,4 +1,4 @@
-"""A worker that sends numbers which cannot be right: they never reach the weights, and the run goes on without it."""
+"""Impossible numbers of a worker never reach the weights, and the run goes on without that worker."""
 
 import copy
 from collections import defaultdict
@@ -28,17 +28,17 @@ LEASE_SECONDS = 1.0
 
 
 class Bounded(RaggedRegression):
-    """Says how many tokens one of its examples can count."""
+    """A task that declares how many tokens an example can have at most."""
 
     defaults = TaskDefaults(length=1, max_length=3)
 
 
 Lie = Callable[[Contribution], Mapping[str, Any]]
-"""What a contribution's fields are to be instead."""
+"""False values for the fields of an honest contribution."""
 
 
 class Crew:
-    """Members of a run, by what they send and are sent; time passes when one of them computes."""
+    """The coordinator of a run, and the messages to and from its members. Time passes when a member computes."""
 
     def __init__(self, folder: Path, *sets: str, task: RaggedRegression | None = None) -> None:
         self.now = 0.0
@@ -52,7 +52,7 @@ class Crew:
         self.layout = wire.Layout.of(forms[0])
 
     def says(self, worker: str, message: ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """As it arrives. Raises LinkError for what cannot be meant."""
+        """Deliver a message as the link would. Raises LinkError for values that a message cannot have."""
         heard = wire.decode(wire.encode(message), type(message))
         if isinstance(heard, Contribution) and heard.valid:
             blob = self.layout.pack(tensors or {})
@@ -71,7 +71,7 @@ class Crew:
         return leases[-1] if leases and leases[-1].lease_id in wanted else None
 
     def answers(self, worker: str, lie: Lie | None = None, *, seconds: float = LEASE_SECONDS) -> None:
-        """To its lease, if it has one: what is right, but for the lie."""
+        """Answer the worker's lease, if it has one, with the honest contribution as changed by the lie."""
         lease = self.lease_of(worker)
         if lease is None:
             return
@@ -98,17 +98,17 @@ class Crew:
         )
 
     def plays(self, rounds: int, lie: Lie) -> None:
-        """`mala` lies, `ana` does not."""
+        """Play rounds in which `mala` lies and `ana` does not."""
         for _ in range(rounds):
             self.answers("mala", lie)
             self.answers("ana")
 
     def units(self, *workers: str) -> list[tuple[int, ...]]:
-        """What each is to compute now; nothing if it was sent away."""
+        """The units that each worker has to compute now; none if it was sent away."""
         return [lease.units if (lease := self.lease_of(worker)) else () for worker in workers]
 
     def both(self, a: Lie, b: Lie) -> None:
-        """`a` and `b` answer at once."""
+        """`a` and `b` answer at the same time."""
         self.answers("a", a)
         self.answers("b", b, seconds=0.0)
 
@@ -151,7 +151,7 @@ def test_whose_numbers_cannot_be_right_is_left_out(make: Callable[..., Crew], li
     assert crew.coordination.failure is None
     assert crew.coordination.outcome is not None
     assert crew.coordination.outcome.complete
-    assert crew.coordination.outcome.tokens < 12 * 997  # nothing of the lie was counted
+    assert crew.coordination.outcome.tokens < 12 * 997  # no token of the lie was counted
 
 
 def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]) -> None:
@@ -168,7 +168,7 @@ def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in crew.context.model.state_dict().values())
 
 
-# What looks wrong: a gradient that is far too large
+# Suspicious contributions: gradients that are far too large
 
 SUSPECTS = ("train.batch_sequences=2", "train.unit_sequences=1", "optim.kind=adamw")
 
@@ -183,7 +183,7 @@ def gradient(value: float, *, loss: float = 1.0) -> Lie:
 
 
 def pair(make: Callable[..., Crew], *, steps: int) -> Crew:
-    """`a` and `b`, who have a unit each."""
+    """A crew of `a` and `b`, with a unit each."""
     crew = make(*SUSPECTS, f"train.steps={steps}", task=Line())
     crew.joins("a", "b")
     assert [len(units) for units in crew.units("a", "b")] == [1, 1]
@@ -197,7 +197,7 @@ def test_where_nobody_has_a_gradient_nothing_can_be_compared(make: Callable[...,
 
 
 def test_a_loss_ten_times_too_large_is_skipped_and_named(make: Callable[..., Crew]) -> None:
-    """A size that honest contributions can have, too: no reason to doubt a device, the guard skips the update."""
+    """Honest contributions can be as large, so no device is suspected. The guard skips the update."""
     crew, weights = pair(make, steps=50), []
     for step in range(1, 43):
         suspects = crew.units("b") if step == 41 else []
@@ -212,7 +212,7 @@ def test_a_loss_ten_times_too_large_is_skipped_and_named(make: Callable[..., Cre
     assert not torch.equal(weights[41], weights[40])
 
 
-# Anything that has the form of a message, with any numbers
+# Well-formed messages with any numbers
 
 NUMBERS = st.sampled_from([0, 1, 2, 9, 997, 2**31, 2**53, 2**63 - 1])
 FLOATS = st.sampled_from([0.0, -0.0, 5e-324, 1e-9, 1.0, -1.0, 1e12, 1e300, -1e300, 1.7e308, float("inf"), float("nan")])
@@ -255,7 +255,7 @@ def test_no_numbers_end_the_run(
 
 
 def honest(crew: Crew) -> None:
-    """ana's answer to what she holds; she comes back when she was sent away."""
+    """`ana` answers her lease. If she was sent away she joins again first."""
     if any(isinstance(message, Stop) for message in crew.sent["ana"]):
         crew.sent["ana"].clear()
         crew.joins("ana")
@@ -278,7 +278,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
             try:
                 said_by_mala(crew, words)
             except LinkError:
-                crew.coordination.deliver("mala", Goodbye(reason="nonsense"))  # what the transport does
+                crew.coordination.deliver("mala", Goodbye(reason="nonsense"))  # as the transport would
 
 
 def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has anything to save: it says so, and its exit code too."""
+"""Ctrl-C before a command has anything to save: its message and its exit code say so."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole runs over a real crew link, for machines that do as they should, and for others."""
+"""Whole runs over a real crew link, on honest and on lying machines."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ NAMES = (*FILES, MANIFEST)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """A run as a machine would train it. Read only."""
+    """A run that was trained as a machine would train it. Read only."""
     run = RunDir(tmp_path_factory.mktemp("trained"))
     write_run(run)
     settings = ["checkpoint.every_steps=2", "checkpoint.keep=9", "evaluate.sequences=8"]
@@ -48,7 +48,7 @@ def write_run(run: RunDir) -> None:
 
 
 class Machine:
-    """One that has joined: says what it likes of what `trained` has."""
+    """A machine that has joined. It sends files of the run `trained`, changed or not."""
 
     def __init__(self, crew: "Jobs", name: str, trained: RunDir) -> None:
         self.crew, self.name, self._trained = crew, name, trained
@@ -59,7 +59,7 @@ class Machine:
         crew.until(lambda: name in crew.executor.places)
 
     def send(self, job: str, version: int, *, change: Callable[[Path], None] | None = None) -> None:
-        """A checkpoint, and that all of it has been sent."""
+        """Send a checkpoint, and the message that all of it has been sent."""
         folder = self.crew.folder / "sent" / self.name / f"v{version:08d}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._trained.checkpoints / folder.name, folder)
@@ -79,7 +79,7 @@ class Machine:
 
 
 class Jobs:
-    """A coordinator that gives jobs away, and the machines of a test."""
+    """A coordinator that assigns jobs, and the machines of a test."""
 
     def __init__(self, folder: Path, executor: CrewExecutor, *, trained: RunDir) -> None:
         self.folder, self.executor, self._trained = folder, executor, trained
@@ -98,7 +98,7 @@ class Jobs:
         wait_for(looked)
 
     def gives(self, job: str, machine: Machine) -> Assignment:
-        """Waits until it may have one."""
+        """Assign a job to a machine, as soon as that machine is free."""
         self.until(lambda: machine.name in self.executor.free)
         run = self.run(job)
         if not run.run_file.exists():
@@ -158,7 +158,7 @@ def bit_flip(folder: Path) -> None:
 
 
 def test_checkpoints_that_are_none_count_as_nothing(crew: Jobs) -> None:
-    """And whatever they hold, the coordinator goes on."""
+    """Invalid checkpoints are dropped, whatever they contain, and the coordinator goes on."""
     mala = crew.joins("mala")
     crew.gives("0000-0", mala)
     mala.send("0000-0", 2)
@@ -174,7 +174,7 @@ ENDS = {FAILED: {"reason": "no memory"}, LOST: {"lost": True, "reason": "no memo
 
 @pytest.mark.parametrize(("ended", "found"), ENDS.items())
 def test_how_a_job_ends(crew: Jobs, ended: str, found: dict[str, Any]) -> None:
-    """A machine that could not even begin gives it back, and says why."""
+    """A machine that cannot begin a job gives it back, with the reason."""
     ana = crew.joins("ana")
     crew.gives("0000-0", ana)
     ana.session.call(JobNews(job="0000-0", ended=ended, reason="no memory"))

@@ -1,4 +1,4 @@
-"""What a run that fails leaves: its reason in events.jsonl, once, and the same from all that tells of it."""
+"""The reason of a failed run is in events.jsonl once, and all programs that report the failure give the same reason."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def breaks_at(run: RunDir, count: int, error: str) -> None:
 
 
 def told(run: RunDir) -> list[str]:
-    """What `[alarm]` has told."""
+    """The events that `[alarm]` has reported."""
     file = run.path / "told"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -42,7 +42,7 @@ def alarms(run: RunDir) -> tuple[str, str]:
 
 
 def said_everywhere(run: RunDir) -> str:
-    """The reason, which is the same for all who read; and nobody is at work."""
+    """The reason, which must be the same for all readers; and no worker is at work."""
     (failed,) = events(run, "failed")
     assert set(failed) == {"time", "event", "reason"}
     assert not events(run, "finished")

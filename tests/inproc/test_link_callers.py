@@ -1,4 +1,4 @@
-"""Who may call what, enrolling, using up what is shared, one identity on two connections."""
+"""Permissions of callers, enrolling, exhaustion of shared resources, and one identity on two connections."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -27,13 +27,13 @@ from cuadrilla.link.invite import hash_secret, new_secret
 from tests.commands import wait_for
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, WHOLE, Abuser, Crew, Held, raw, upload
 
-# Who may call what
+# Permissions of callers
 
 LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK"}
 LET_IN |= {Download(sha256="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
-LET_IN |= {Follow(address="127.0.0.2:1"): "PERMISSION_DENIED"}  # for standbys that were named
-LET_IN |= {Leave(): "OK"}  # the last one that it can call
-"""What a listed node without a session gets: it is answered itself."""
+LET_IN |= {Follow(address="127.0.0.2:1"): "PERMISSION_DENIED"}  # only for named standbys
+LET_IN |= {Leave(): "OK"}  # the last method that it can call
+"""Status of each call of a listed node without a session."""
 
 
 REFUSED = "PERMISSION_DENIED"
@@ -54,7 +54,7 @@ def caller(kind: str, crew: Crew) -> Identity:
 
 @pytest.mark.parametrize("kind", ["node", "kicked", "nearly right", "stranger"])
 def test_who_may_call_what(crew: Crew, kind: str) -> None:
-    """The secret of an open invite opens `Enroll` alone, and a node's token everything else."""
+    """The secret of an open invite allows only `Enroll`. A node's token allows everything else."""
     secret = new_secret()
     crew.server.invites.adopt({hash_secret(secret): 5})
     with closing(Abuser(crew, caller(kind, crew))) as client:
@@ -89,7 +89,7 @@ def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
 
 
 def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> None:
-    """Also no standby, although its name was named: another machine may have it next."""
+    """It is no standby any more either, although its name was named: another machine may get that name next."""
     crew = Crew(tmp_path, standbys=frozenset({"eva"}))
     connection = Connection(crew.address, identity=crew.node("eva"))
     assert next(connection.follow("127.0.0.2:47470", manifest=b""))
@@ -111,15 +111,15 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     crew.close()
 
 
-# Using up what is shared
+# Exhaustion of shared resources
 
 NUM_STALLED = 300
-"""More than the threads of the server."""
+"""More than the server has threads."""
 
 
 @pytest.mark.parametrize(("kind", "method"), [("stranger", "Call"), ("node", "Session")])
 def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, method: str) -> None:
-    """Calls without a message, ten on a connection; another node is answered after each of them."""
+    """Calls without a message, ten on each connection. After each of them another node still gets its answer."""
     identity = crew.node("mala") if kind == "node" else crew.stranger
     held, clients, calls = Held([]), [], []
     try:

@@ -1,4 +1,4 @@
-"""What is no client of ours, and what is none any more: other protocols, silence, kicked nodes; closed or harmless."""
+"""Connections of other programs, silent ones and those of kicked nodes: the server closes them, or they do no harm."""
 
 import contextlib
 import random
@@ -14,11 +14,11 @@ from cuadrilla.link.client import Connection
 from tests.hostile import HUNG_UP_SECONDS, MIB, PARAMETERS, SLACK_SECONDS, Crew, memory_stays
 from tests.strangers import context, hello
 
-# What is no client of ours: closed, or harmless
+# Connections of other programs
 
 
 def is_hung_up(connection: socket.socket, *, seconds: float) -> bool:
-    """Whether the other side ends the connection in time; what it says before does not matter."""
+    """Whether the other side ends the connection in time, whatever it sends before."""
     deadline = time.monotonic() + seconds
     try:
         while (left := deadline - time.monotonic()) > 0:
@@ -57,7 +57,7 @@ def test_other_protocols_are_hung_up_on(crew: Crew) -> None:
 
 
 def test_a_connection_that_says_nothing_does_not_last(crew: Crew) -> None:
-    """Nothing at all, a piece of a hello, TLS without a word of HTTP/2: all at once, and a worker is served."""
+    """Many connections at once: without a byte, with a part of a hello, with TLS and no HTTP/2. A worker is served."""
     first, tls = hello(), context()
     tls.set_alpn_protocols(["h2"])
     quiet: dict[str, socket.socket] = {}
@@ -81,7 +81,7 @@ def test_a_connection_that_says_nothing_does_not_last(crew: Crew) -> None:
 
 
 def test_another_address_while_it_runs(crew: Crew) -> None:
-    """Those who are there stay; newcomers find it at either, since the old one may come back."""
+    """Members stay connected. Newcomers can use both addresses, since the old one may come back."""
     port = crew.server.serve("127.0.0.5:0")
     with closing(Connection(f"127.0.0.5:{port}", identity=crew.node("luis"))) as luis:
         assert luis.describe().config
@@ -89,9 +89,9 @@ def test_another_address_while_it_runs(crew: Crew) -> None:
 
 
 def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
-    """A worker in the middle of a pass sees the Stop only after the session has ended; it must not try again."""
+    """A worker in a pass may read the Stop only after the session has ended, and must not connect again then."""
     crew.server.send("ana", Stop(reason="SIGTERM received"))
-    with suppress(LinkError):  # or what it says is not read any more
+    with suppress(LinkError):  # or the server does not read it any more
         crew.session.call(Contribution(lease_id=1, tokens=1, loss_sum=1.0, tensors=PARAMETERS))
     assert crew.session.final_stop() == Stop(reason="SIGTERM received")
     with pytest.raises(LinkError):

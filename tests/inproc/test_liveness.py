@@ -1,4 +1,4 @@
-"""A connection that is never answered again, and one whose answers only come late, look alike to who waits."""
+"""A dead connection must be noticed, and one whose answers are late must stay; at first both look the same."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
 
 
 class Router:
-    """Hands on what is sent to `address` and what comes back, until it forgets a connection or holds everything."""
+    """Forwards connections to `address`, until it forgets one, or holds all data back."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -33,7 +33,7 @@ class Router:
         self._start(self._accept)
 
     def forget(self) -> None:
-        """The connections that there are: what is sent on them is lost, and nobody is told."""
+        """Forget all present connections. What is sent on them is lost silently."""
         self._forgotten.update(self._ends)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Router:
         thread.start()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
+        with contextlib.suppress(OSError):  # it is closed already
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._port))
@@ -80,7 +80,7 @@ def router(crew: Crew) -> Iterator[Router]:
 
 @pytest.fixture
 def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
-    """A worker behind the router; its connection, and its session."""
+    """The connection and the session of a worker behind the router."""
     connection = Connection(router.address, identity=crew.node("luis"))
     session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
@@ -93,7 +93,7 @@ def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
 def test_a_forgotten_connection_is_given_up_for_a_new_one(
     crew: Crew, router: Router, luis: tuple[Connection, GrpcLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing says that it is dead, on either side; TCP would take a quarter of an hour."""
+    """No side is told that the connection is dead; TCP would take a quarter of an hour to notice."""
     connection, session = luis
     router.forget()
     monkeypatch.setattr(link_client, "CALL_SECONDS", 0.5)
@@ -111,7 +111,7 @@ def test_a_forgotten_connection_is_given_up_for_a_new_one(
 def test_a_coordinator_that_has_no_time_is_waited_for(
     crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
 ) -> None:
-    """It is asked meanwhile, and heartbeats wait; afterwards the session goes on where it was."""
+    """Meanwhile there is a call, and heartbeats wait. Afterwards the session goes on where it was."""
     session = luis[1]
     router.flows.clear()
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,4 @@
-"""A run that sees little text too often: its best step is kept and used, and it can end by itself."""
+"""A run that reads a little text too often: its best step is kept and used, and the run can end by itself."""
 
 import random
 import shutil
@@ -37,7 +37,7 @@ def memorised(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     folder = tmp_path_factory.mktemp("memorised")
     chance = random.Random(5)
     texts = ("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=200)) for _ in range(12))
-    (folder / "letters.txt").write_text("\n\n".join(texts), encoding="utf-8")  # nothing to learn but their frequencies
+    (folder / "letters.txt").write_text("\n\n".join(texts), encoding="utf-8")  # only frequencies can be learnt
     options = PrepareOptions(vocab=260, keep_all=True, val_fraction=0.3)
     prepare([str(folder / "letters.txt")], out=folder / "text", options=options)
     run = language_run(folder / "run", folder / "text", steps=STEPS)

@@ -1,4 +1,4 @@
-"""Examples of which nothing counts (every target masked): they weigh nothing, and a step of nothing else is no step."""
+"""Examples without a target that counts (all are masked) have no weight; a step of only such examples is skipped."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ SMALL = ("train.batch_sequences=6", "train.unit_sequences=2", f"train.steps={STE
 
 
 class Masked(RaggedRegression):
-    """Of the training examples only a `part` counts."""
+    """A task in which only a `part` of the training examples counts."""
 
     def __init__(self, part: float) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def skipped(folder: Path) -> list[int]:
 
 
 def test_a_run_of_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
-    """It goes to its end, says at each step that there was none, and the weights are finite."""
+    """The run goes to its end, reports each step as skipped, and changes no weight."""
     start = prepare(tmp_path / "start", Masked(0.0), *SMALL)
     execute(tmp_path / "run", Masked(0.0), workers([1.0, 0.5]), *SMALL)
     assert skipped(tmp_path / "run") == [*range(1, STEPS + 1)]

@@ -1,4 +1,4 @@
-"""A task of one's own that lies or fails: only who asked for it hears of it."""
+"""A user's task that returns nonsense or fails: only the client that sent the request gets an error."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a training leaves is its owner's alone, whatever the umask and wherever the run folder lies."""
+"""Only the owner can read the files of a training, whatever the umask and wherever the run folder is."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def everybody_may_read() -> Iterator[None]:
 
 
 def open_to_others(folder: Path) -> set[str]:
-    """What somebody else could read if `folder` let everybody in."""
+    """The files that others could read if they could enter `folder`."""
     found = set()
     for path in folder.iterdir():
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -32,7 +32,7 @@ def open_to_others(folder: Path) -> set[str]:
 
 
 def test_a_training_in_a_folder_that_is_open(language: RunDir, tmp_path: Path) -> None:
-    """The folder and its run file are somebody's choice; the rest is not."""
+    """The owner chooses the modes of the folder and of its run file; the other files are private."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     shutil.copy(language.run_file, run.run_file)
@@ -50,5 +50,5 @@ def test_run_folders_that_commands_make(language: RunDir, tmp_path: Path) -> Non
     assert cuadrilla("export", "hf", language.path, "--to", tmp_path / "hf").returncode == 0
     done = cuadrilla("import", tmp_path / "hf", "--to", tmp_path / "imported")
     assert done.returncode == 0, done.stderr
-    assert open_to_others(tmp_path) >= {"hf"}  # to be handed on
+    assert open_to_others(tmp_path) >= {"hf"}  # an export is to be passed on
     assert not open_to_others(tmp_path) & {"new", "imported"}

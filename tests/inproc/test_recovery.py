@@ -1,4 +1,4 @@
-"""Coming back after a crash, changed settings, damaged files: defects that were found once stay found."""
+"""Resuming after a crash, with changed settings and with damaged files: tests of defects that were found once."""
 
 import copy
 import errno
@@ -32,7 +32,7 @@ CREW = (workers([1.0, 1.0]), "sync.strict=true")
 
 
 def crash(folder: Path, *sets: str) -> None:
-    """Two workers, and both die while they compute step 6: five steps are in the journal only."""
+    """A run of two workers that both died in step 6, so that five steps are only in the journal."""
     wrap, _ = play(*CRASHED)
     with pytest.raises(Exception, match="scripted"):
         execute(folder, RaggedRegression(), *CREW, *sets, wrap_link=wrap)
@@ -48,7 +48,7 @@ def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
 
 
 def test_a_journal_ends_where_the_newest_checkpoints_begin(tmp_path: Path) -> None:
-    """The best step is kept for ever, which is no reason to keep every update after it."""
+    """The checkpoint of the best step is kept for ever, but not the journal after it."""
     execute(tmp_path, Worsens(), *CREW, "checkpoint.every_steps=1", "evaluate.every_tokens=1")
     run = RunDir(tmp_path)
     kept = [version_of(path) for path in list_checkpoints(run.checkpoints)]
@@ -57,7 +57,7 @@ def test_a_journal_ends_where_the_newest_checkpoints_begin(tmp_path: Path) -> No
 
 
 class Worsens(RaggedRegression):
-    """Its first step is the best."""
+    """A task whose first step is the best."""
 
     num_evaluations = 0
 
@@ -67,7 +67,7 @@ class Worsens(RaggedRegression):
 
 
 class FailsOnce(RaggedRegression):
-    """Its evaluation has a mistake, which its author then repairs."""
+    """A task whose evaluation fails the first time, as if its author repaired it then."""
 
     failed = False
 
@@ -80,7 +80,7 @@ class FailsOnce(RaggedRegression):
 
 @pytest.mark.parametrize("step", [3, 8])
 def test_a_step_in_the_journal_gets_its_row_and_its_evaluation(tmp_path: Path, step: int) -> None:
-    """The coordinator ended between the two; the last step is evaluated in any case."""
+    """The coordinator ended between journal and row. The last step is evaluated in any case."""
     sets = ("checkpoint.journal=on", f"evaluate.every_tokens={step * 72}")
     execute(tmp_path / "whole", RaggedRegression(), *sets)
     task = FailsOnce()
@@ -92,7 +92,7 @@ def test_a_step_in_the_journal_gets_its_row_and_its_evaluation(tmp_path: Path, s
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """Rows without what depends on the machine's speed, and on who was there."""
+    """Rows of the metrics without the fields that depend on the machine's speed or on the workers."""
     clocks = ("seconds", "tokens_per_second", "workers", "shares")
     return [{key: value for key, value in row.items() if key not in clocks} for row in metrics(folder)]
 
@@ -132,7 +132,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
 
 
 class Stateful(RaggedRegression):
-    """Whatever an evaluation could leave behind: running statistics, dropout. Remembers which splits were asked for."""
+    """A model that an evaluation could change: running statistics, dropout. The task keeps the requested splits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_evaluating_trains_nothing_and_reads_held_out_data_only() -> None:
 
 
 class Heavy(RaggedRegression):
-    """Counts a hundred tokens for every one that is planned."""
+    """A task that counts a hundred tokens for each planned one."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
         loss, count = super().loss(model, batch)
@@ -184,7 +184,7 @@ def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> 
 def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operating system refuses the fsync of steps 3 to 5: quota, a bad sector, a share that is gone."""
+    """The fsync of steps 3 to 5 fails, as with a quota, a bad sector or a lost network share."""
     sets = (*CREW, "checkpoint.every_steps=1", NO_BEST)
     execute(tmp_path / "whole", RaggedRegression(), *sets)
     fsync, failing = os.fsync, threading.Event()
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
         fsync(descriptor)
 
     class Weather(Sink):
-        """Decides by the step whether the disk fails."""
+        """Let the disk fail or not, by the step."""
 
         def log(self, step: int, _scalars: object) -> None:
             failing.set() if 2 <= step < 5 else failing.clear()
@@ -213,7 +213,7 @@ def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
 def test_a_slow_disk_gets_fewer_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync_seconds: float, versions: list[int]
 ) -> None:
-    """A step takes a second, a save so many times `fsync_seconds`: at most 2 % of the time goes into saving."""
+    """A step takes a second, and each fsync of a save `fsync_seconds`. Saving takes at most 2 % of the time."""
     now = [0.0]
     fsync = os.fsync
 

@@ -1,4 +1,4 @@
-"""The coordinator's thread waits no longer than it should, whatever a signal's handler does meanwhile."""
+"""The coordinator's thread does not wait too long, whatever a signal's handler does meanwhile."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ from tests.tasks import RaggedRegression
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such alarms")
 @pytest.mark.timeout(30)
 def test_a_signal_that_takes_longer_than_the_wait_does_not_make_it_endless(tmp_path: Path) -> None:
-    """Ctrl-C on a coordinator without workers: its handler writes to a terminal, which may take its time."""
+    """Ctrl-C on a coordinator without workers, while its handler writes to a slow terminal."""
     context = prepare(tmp_path, RaggedRegression(), workers([1.0, 1.0]))
     runtime, before = context.coordination, signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.3))
     polls = iter((lambda: None, lambda: runtime.request_stop("it was asked to")))

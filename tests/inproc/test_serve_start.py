@@ -1,4 +1,4 @@
-"""What keeps a service from starting, before it looks at a model: an address for everybody, no key, a taken port."""
+"""Reasons for which a service does not start, before it reads a model: a public address, no key, a port in use."""
 
 import socket
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: s
 
 @pytest.mark.parametrize("key", [None, "short", "a line\nand another one", "ñ" * 20])
 def test_keys_that_are_none(tmp_path: Path, key: str | None) -> None:
-    """None: there is no such file."""
+    """`key` is the content of the key file; None means that there is no such file."""
     if key is not None:
         (tmp_path / "key").write_text(key)
     done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key")

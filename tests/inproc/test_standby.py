@@ -1,4 +1,4 @@
-"""What a standby copies of a coordinator, over the real link: growing, damaged, begun anew; and who may not."""
+"""A standby copies a coordinator's files over the real link, also if they grow, are damaged or begin anew."""
 
 import shutil
 import stat
@@ -22,12 +22,12 @@ from cuadrilla.train.journal import Journal
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
-LARGE = {"weight": torch.zeros(16 * 2**20)}  # more than what is on its way at any moment
+LARGE = {"weight": torch.zeros(16 * 2**20)}  # more than what can be in transit at one time
 ELSEWHERE = "127.0.0.2:47470"
 
 
 class Coordinator(Crew):
-    """With a run that has just begun. `eva`: the node that its owner named."""
+    """A coordinator with a run that has just begun. `eva`: the node that its owner named as the standby."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "coordinator", standbys=frozenset({"eva"}))
@@ -41,7 +41,7 @@ class Coordinator(Crew):
         return save_checkpoint(self.run.checkpoints, model=tensors, optimizer={}, state={"version": version})
 
     def commit(self, version: int, *, factor: float = 1.0) -> None:
-        """As the coordinator does: first the journal, then the announcement."""
+        """Commit a version as the coordinator does: first the journal, then the announcement."""
         self.journal.append({"version": version}, {name: factor * tensor for name, tensor in TENSORS.items()})
         self.server.send("ana", Version(version=version, parameters=PARAMETERS))
 
@@ -54,7 +54,7 @@ def crew(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 class Following:
-    """A standby that follows over one connection. `sent`: the files that came."""
+    """A standby that follows over one connection. `sent`: the files that it received."""
 
     def __init__(self, crew: Coordinator) -> None:
         self.copy, self.folder = Copy(crew.standby, report=print), crew.standby
@@ -79,13 +79,13 @@ class Following:
 
     @property
     def state(self) -> tuple[list[int], int]:
-        """Versions of the checkpoints, and of what they and the journal come to."""
+        """Versions of the copied checkpoints, and the newest version to which they and the journal lead."""
         found = list_checkpoints(self.copy.run.checkpoints)
         return [version_of(path) for path in found], newest_version(self.copy.run)
 
 
 def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> None:
-    """What was announced is there as soon as the standby has heard of it, also while a checkpoint is copied."""
+    """The copy has every announced version as soon as the standby hears of it, also while a checkpoint is copied."""
     following = Following(crew)
     following.until_checkpoint(0)
     for version in (1, 2, 3):
@@ -128,7 +128,7 @@ def test_only_the_journal_is_sent_again_and_workers_know_where_the_crew_would_go
 def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(crew: Coordinator) -> None:
     crew.commit(1)
     Following(crew).until_checkpoint(0)
-    crew.journal.begin_segment(0)  # what a coordinator does that is started again and finds no whole record
+    crew.journal.begin_segment(0)  # like a coordinator that restarts and finds no whole record
     crew.commit(1, factor=2.0)
     crew.commit(2, factor=2.0)
     following = Following(crew)
@@ -186,7 +186,7 @@ def test_a_run_that_ends_does_not_wait_for_a_standby(crew: Coordinator) -> None:
 
 
 def test_others_get_nothing(crew: Coordinator) -> None:
-    """A worker of the crew; the standby itself once it was kicked; and nothing is written but the copy."""
+    """Not a worker of the crew, and not the standby once it was kicked. Nothing but the copy is written."""
     with pytest.raises(Refused, match="ana has not been named as a standby"):
         next(crew.ana.follow(ELSEWHERE, manifest=b""))
     for address in ("0.0.0.0:1", "127.0.0.2", "127.0.0.2:123456", "a b:1", "x" * 5000 + ":1"):
@@ -207,7 +207,7 @@ def test_others_get_nothing(crew: Coordinator) -> None:
 
 
 def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator) -> None:
-    """Neither at the first call nor in a session that had begun before; a later term is learned."""
+    """Its answers are refused at the first call and in a session that began before. A later term is learned."""
     learned: list[int] = []
     term = KnownTerm(0, learned=learned.append)
     with closing(Connection(crew.address, identity=crew.node("luis"), term=term)) as connection:

@@ -1,4 +1,4 @@
-"""Running statistics in whole runs: any crew, resumed, crashed, skipped and rolled back, has those of one worker."""
+"""Running statistics of any crew, even if resumed, crashed, skipped or rolled back, are those of one worker."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ COUNTS = ("0.num_batches_tracked", "2.num_batches_tracked")
 
 
 def values(folder: Path) -> dict[str, Tensor]:
-    """The statistics of the newest checkpoint without the counts, which are large beside them."""
+    """The statistics of the newest checkpoint, without their counts, which are much larger numbers."""
     return {name: tensor for name, tensor in final(folder).items() if name in STATISTICS and name not in COUNTS}
 
 
@@ -42,7 +42,7 @@ def test_strict_has_the_same_bits_for_any_crew(tmp_path: Path) -> None:
 
 
 class Spiking(Normalised):
-    """From step 41 on, every loss is a billion times too large; its 24 units are a pass each, and three were tried."""
+    """From step 41 on every loss is a billion times too large. A step has 24 units, a pass each; three were trials."""
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
         loss, count = super().loss(model, batch)
@@ -64,7 +64,7 @@ def test_a_skipped_update_leaves_them_and_a_roll_back_takes_the_old_ones(
 
 
 class Counting(nn.Module):
-    """Counts its passes in a saved buffer, and keeps a cache in one that is not saved."""
+    """A model that counts its passes in a saved buffer, and has a cache in a buffer that is not saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class CountingTask(RaggedRegression):
 
 
 def test_a_buffer_that_is_not_merged_is_refused_with_several_workers(tmp_path: Path) -> None:
-    """Each worker would train with its own, and nobody would know."""
+    """Each worker would train with its own values, without notice."""
     with pytest.raises(TaskError, match="num_passes changes in a pass"):
         execute(tmp_path / "crew", CountingTask(), workers(UNEQUAL["two equal"]))
     execute(tmp_path / "one", CountingTask())

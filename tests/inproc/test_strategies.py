@@ -1,4 +1,4 @@
-"""What holds for every strategy at its exact setting, over the crew link."""
+"""The shared battery: properties of every strategy at its exact setting, over the crew link."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.tasks import RaggedRegression
 
 
 class Alternating(Auto):
-    """Exact rounds and windows of four steps by turns, whatever they take."""
+    """Exact rounds and windows of four steps in turn, regardless of their time."""
 
     def rounds(self) -> Rounds:
         return AlternatingRounds()
@@ -31,7 +31,7 @@ class AlternatingRounds(Rounds):
 
 
 GRADIENT_STEPS = ('optim.kind="sgd"', "optim.momentum=0.0", "train.clip_norm=0.0")
-"""With these a mean of weights after one step is the step of the mean gradient."""
+"""With these settings the mean of weights after one step is the same as a step with the mean gradient."""
 LANES = [0.5, 1.0, 0.25]
 STRICT = ("strict", "strict windows", "strict windows of many steps")
 STRATEGIES: dict[str, Strategy] = {
@@ -52,7 +52,7 @@ like_one_worker = pytest.mark.parametrize("name", [*STRATEGIES, "strict windows 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One exact worker and plain gradient steps, and strict ones beside it."""
+    """Runs of one worker with plain gradient steps: the exact strategy, and each strict one."""
     folder = tmp_path_factory.mktemp("alone")
     for name in ("exact", *STRICT):
         execute(folder / name, RaggedRegression(), *GRADIENT_STEPS, strategy=ALL[name])
@@ -60,7 +60,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_what_one_worker_gives(folder: Path, alone: Path, name: str) -> bool:
-    """At its exact setting every strategy; the strict ones bit by bit."""
+    """Whether the weights are those of one worker: bit by bit if strict, else up to rounding (if a step is a round)."""
     if name in STRICT and final_sha256(folder) != final_sha256(alone / name):
         return False
     return name in MANY_STEPS or relative_difference(final(folder), final(alone / "exact")) <= ROUNDING
@@ -79,18 +79,18 @@ def test_unequal_workers_equal_one_worker(tmp_path: Path, alone: Path, name: str
 @like_one_worker
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_worker_lost_at_any_phase_changes_nothing(tmp_path: Path, alone: Path, name: str, phase: Phase) -> None:
-    wrap, played = play(Script(worker="worker-2", at=None, phase=phase))  # a slow one may never see a certain version
+    wrap, played = play(Script(worker="worker-2", at=None, phase=phase))  # a slow worker may never see a given version
     crew = workers([1.0, 1.0, 1.0])
     execute(tmp_path, RaggedRegression(), *GRADIENT_STEPS, crew, strategy=ALL[name], wrap_link=wrap)
     assert played
     assert is_what_one_worker_gives(tmp_path, alone, name)
     left = [row["worker"] for row in read_jsonl(RunDir(tmp_path).events) if row["event"] == "left"]
-    assert name in MANY_STEPS or left == ([] if phase == "hello" else ["worker-2"])  # it had not come
+    assert name in MANY_STEPS or left == ([] if phase == "hello" else ["worker-2"])  # it had not joined
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_run_8_equals_run_3_and_resume_5(tmp_path: Path, name: str) -> None:
-    """The weights and every loss; with several steps in a lease as well."""
+    """Equal are the weights and every loss, also with several steps in a lease."""
     strategy = ALL[name]
     execute(tmp_path / "whole", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy)
     execute(tmp_path / "parts", RaggedRegression(), *GRADIENT_STEPS, strategy=strategy, stop_at=3)
@@ -101,16 +101,16 @@ def test_run_8_equals_run_3_and_resume_5(tmp_path: Path, name: str) -> None:
 
 
 class Listening:
-    """A `wrap_link` that notes from which weights each answer was computed that a version took up.
+    """A `wrap_link` that records the weights from which each answer was computed that went into a version.
 
-    Not every one that is read: threads share the weights of record, and a late one may read while others step on.
+    Other answers do not count: threads share the weights of record, and a late one may read while they change.
     """
 
     def __init__(self) -> None:
         self.read: dict[int, tuple[int, str]] = {}
 
     def weights(self, folder: Path) -> dict[int, set[str]]:
-        """By version; of the run in this folder."""
+        """SHA-256s of these weights by version, for the run in this folder."""
         found: dict[int, set[str]] = defaultdict(set)
         discarded = {row["lease"] for row in read_jsonl(RunDir(folder).events) if row["event"] == "discarded"}
         for version, sha256 in (each for lease, each in self.read.items() if lease not in discarded):
@@ -150,7 +150,7 @@ def test_all_members_hold_the_same_bits(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_kinds_of_rounds_change_though_a_worker_is_lost(tmp_path: Path, phase: Phase) -> None:
-    """With AdamW, whose state goes from one kind to the other: nobody computes from another version than the others."""
+    """With AdamW, whose state passes between the kinds. All workers compute a version from the same weights."""
     heard, (wrap, played) = Listening(), play(Script(worker="worker-2", at=None, phase=phase))
 
     def both(worker: str, link: Link) -> Link:

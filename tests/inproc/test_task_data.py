@@ -1,5 +1,5 @@
-"""The data of a task of one's own travel to a node: by hash, once, within bounds; only to one whose owner trusts its
-code. Over the crew link."""
+"""The data of a user's task are sent to a node over the crew link: by hash, once, up to a size, and only if the node's
+owner trusts the task's code."""
 
 import shutil
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ IMAGES = bytes(range(256)) * (3 * CHUNK_BYTES // 256)
 
 
 class Run:
-    """A run whose task reads `digits/`, at a coordinator that a node can reach."""
+    """A run whose task reads `digits/`, at a coordinator that nodes can reach."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, list[str]()
@@ -76,7 +76,7 @@ class Run:
         return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
 
     def joins(self, *, approved: bool = True) -> tuple[Config, Path]:
-        """A node fetches what it lacks; what it says of that is in `said`."""
+        """Let a node join and fetch the files that it lacks. Its messages are in `said`."""
         self.said = []
         connection = self.opens(offer(self.config(), self.run))
         return self.fetches(connection, connection.describe(), approved=approved)
@@ -129,7 +129,7 @@ def test_a_folder_is_fetched_once_and_the_task_gets_its_path(run: Run) -> None:
 
 
 def test_each_machine_chooses_its_own_device(tmp_path: Path) -> None:
-    """What the coordinator has chosen is for itself."""
+    """The coordinator's choice is only for its own machine."""
     (tmp_path / "task.py").touch()
     sets = ('engine.kind="crew"', 'train.device="auto"', 'train.precision="auto"')
     context = prepare(tmp_path, RaggedRegression(), *sets)
@@ -194,11 +194,11 @@ def test_what_is_brought_by_hand_is_not_fetched(run: Run, tmp_path: Path) -> Non
     (by_hand / "labels.bin").write_bytes(b"another")
     adopt(by_hand, home=run.home)
     _, folder = run.joins()
-    assert run.said == ["fetching a file (0.0 MB)"] * 2  # the code, and what is different
+    assert run.said == ["fetching a file (0.0 MB)"] * 2  # the code, and the changed file
     assert files_in(folder / "data") == files_in(run.digits)
 
 
-# What stays at home
+# Files that are not sent
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_data_that_cannot_travel_are_named_before_the_run_begins(
         offer(run.config(data=data), run.run)
 
 
-# A coordinator that offers anything
+# A coordinator that offers hostile paths
 
 
 def offered_by(run: Run, *, name: str = "", data: str = "data") -> RunDescription:
-    """What a coordinator says that offers this file, too, or that has this path as its task's data."""
+    """The description of a run that also offers a file of this name, or names this path as its task's data."""
     usual = offer(run.config(), run.run)
     config = usual.config.replace('"data": "data"', f'"data": "{data}"')
     more = [bundle.OfferedFile(path=name, sha256="00" * 32, num_bytes=1)] if name else []

@@ -1,4 +1,4 @@
-"""A model that learns from a text and from another model: the same bits whoever works and wherever the teacher goes."""
+"""A model that learns from a text and from a teacher: the same bits for any crew, and wherever the teacher is moved."""
 
 import shutil
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(
 def test_its_text_loss_is_what_is_reported_and_several_teachers_are_averaged(
     stories: Path, teacher: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that is its own teacher's copy is wrong only where the text is."""
+    """Two copies of a teacher teach like one. The reported loss is that of the text alone."""
     one, two = (language_run(tmp_path / name, stories, steps=4) for name in ("one", "two"))
     train(one, TEACHER, "evaluate.sequences=10_000")  # all of them, as afterwards
     train(two, 'train.teacher=["../teacher", "../teacher"]')

@@ -1,4 +1,4 @@
-"""Who answers is compared with the invite, over real TLS sockets, before anything secret is said."""
+"""The server's key is compared with the invite, over real TLS sockets, before any secret is sent."""
 
 import socket
 import ssl
@@ -29,7 +29,7 @@ def crew(tmp_path: Path) -> Identity:
 
 @contextmanager
 def server(talk: Callable[[socket.socket], object]) -> Iterator[tuple[int, list[object]]]:
-    """One connection on loopback, served by `talk` in a thread: the port, and what `talk` returned or raised."""
+    """Serve one connection on the loopback with `talk`, in a thread. Yields the port and the result of `talk`."""
     results: list[object] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -56,7 +56,7 @@ def server(talk: Callable[[socket.socket], object]) -> Iterator[tuple[int, list[
 
 
 def tls_server(folder: Path) -> Callable[[socket.socket], object]:
-    """Shows the server certificate in `folder`; returns what the client sent after the handshake."""
+    """Show the certificate in `folder`, and return what the client sends after the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     keys, pem = open_coordinator(folder), folder / "server.pem"
     pem.write_bytes(keys.certificate + keys.key)
@@ -75,7 +75,7 @@ def invite_to(port: int, *, crew: Identity) -> Invite:
 
 
 def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Identity) -> None:
-    """The impostor has the right name and dates; only the key is another one."""
+    """The certificate of the impostor has the right name and dates, and another key."""
     open_coordinator(tmp_path / "impostor")
     with server(tls_server(tmp_path / "impostor")) as (port, heard):
         error = refused(lambda: pinned_certificate(invite_to(port, crew=crew)))
@@ -96,7 +96,7 @@ def test_another_program_on_the_port(crew: Identity, greeting: bytes) -> None:
 
 
 def test_nobody_answers(crew: Identity) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts; nobody ever speaks
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts, and no program answers
         invite = invite_to(listener.getsockname()[1], crew=crew)
         error = refused(lambda: pinned_certificate(invite, timeout_seconds=0.05))
         assert "timed out" in error.message
@@ -104,7 +104,7 @@ def test_nobody_answers(crew: Identity) -> None:
 
 
 def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Identity) -> None:
-    """The fetch and the call are two connections: the second one trusts only the certificate that was compared."""
+    """The certificate is fetched over one connection; the call's connection trusts only the compared certificate."""
     impostor = Crew(tmp_path / "impostor")
     try:
         with closing(Connection(impostor.address, identity=Identity(certificate=crew.certificate))) as connection:
@@ -116,7 +116,7 @@ def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Ident
 
 
 def test_joining(tmp_path: Path) -> None:
-    """A whole way in; with a new invite the same machine keeps its name, and its old token ends."""
+    """A complete enrolment. With another invite the same machine keeps its name, and its old token becomes invalid."""
     crew, home = Crew(tmp_path), Home(tmp_path / "home")
     hashed = key_hash(crew.keys.certificate)
     try:
@@ -134,6 +134,6 @@ def test_joining(tmp_path: Path) -> None:
         assert len(before) == 1
         with pytest.raises(Refused, match="has been used"):
             enrol(home, text, address="", name="luis", report=lambda _: None)
-        assert load_node(joined.folder)  # what it has is still good
+        assert load_node(joined.folder)  # its token is still valid
     finally:
         crew.close()

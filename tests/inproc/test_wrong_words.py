@@ -1,4 +1,4 @@
-"""Arguments that cannot be meant: the command says in two lines what is wrong and what to type, and changes nothing."""
+"""Arguments that make no sense: the command says in two lines what is wrong and what to type, and changes nothing."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A network, machines on it and a run, for the files of this folder."""
+"""A network of namespaces, machines on it, and a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[list[Member]]:
 
 @pytest.fixture
 def machines(network: list[Member], tmp_path: Path) -> Iterator[list[Machine]]:
-    """One on each member of `network`."""
+    """A machine on each member of `network`."""
     made = [
         Machine(tmp_path / f"home-{index}", prefix=member.prefix, address=member.address)
         for index, member in enumerate(network)

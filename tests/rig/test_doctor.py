@@ -1,7 +1,7 @@
 """`cuadrilla doctor` on a network with real faults: a firewall that drops or refuses, a taken port.
 
-Two machines on a switch. What one says of the way to the other leads to what to type there; once it has been typed,
-the way is free.
+There are two machines on a switch. `doctor` on one machine names a command for the other; once it has been typed
+there, the way is free.
 """
 
 import json
@@ -25,7 +25,7 @@ LISTEN = (
 
 
 def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
-    """All that is found on a machine."""
+    """All findings of `doctor` on a machine."""
     done = Machine(home, prefix=member.prefix).run("doctor", "--json", "--timeout", "0.1", *arguments)
     assert done.stdout, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
@@ -39,7 +39,7 @@ def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
 
 @contextmanager
 def listening(member: Member) -> Iterator[None]:
-    """As a coordinator does, on its port."""
+    """Listen on a port, as a coordinator does."""
     command = [*member.prefix, sys.executable, "-c", LISTEN.format(member.address, PORT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

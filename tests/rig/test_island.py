@@ -1,4 +1,4 @@
-"""Ranks on machines of their own: one network for all, and one where a machine dials out but is not reached."""
+"""Ranks on several machines: on one network, and with a machine that can dial out but cannot be dialled."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ SMALL = ("--preset", "micro", "--epochs", "0.01", "--batch-size", "6", "--seq-le
 
 @pytest.fixture
 def network() -> Iterator[tuple[Member, Member, Member]]:
-    """A machine, its neighbour, and one behind a router that hides it."""
+    """Two machines on one network, and a machine behind a router that hides it."""
     with behind_router(2, 1) as ((machine, neighbour, _), (behind,)):
         yield machine, neighbour, behind
 
 
 def launch(members: list[Member], folders: list[Path], data: Path) -> list[tuple[int, str]]:
-    """What `ddp_launch.sh` on each machine ends with, and says."""
+    """Run `ddp_launch.sh` on each machine; the exit code and output of each."""
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     group = {"MASTER_ADDR": members[0].address, "MASTER_PORT": str(PORT), "NNODES": str(len(members))}
     processes = []

@@ -1,4 +1,4 @@
-"""A crew on a network of its own: namespaces on a bridge, shaped cards, a cable that is pulled."""
+"""A crew on a network of namespaces with limited cards, on which a cable is pulled."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ PORT, NUM_MACHINES = 47470, 3
 
 
 def plug(member: Member, state: str) -> None:
-    """`down` pulls the cable of a machine, `up` puts it back."""
+    """Pull the cable of a machine (`down`), or put it back (`up`)."""
     subprocess.run([*member.prefix, "ip", "link", "set", "card", state], check=True)
 
 
@@ -24,9 +24,9 @@ def plug(member: Member, state: str) -> None:
 def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     network: list[Member], machines: list[Machine], run: RunDir
 ) -> None:
-    """No connection ends: silence is all there is to notice, on both sides. Nobody does anything, and luis is back.
+    """No connection ends: both sides can only notice silence. luis comes back without anybody's help.
 
-    First nothing passes; then he is heard and hears nothing; then his address is another one, as in another Wi-Fi.
+    First no packet passes; then the packets to luis are lost; then his address changes, as in another Wi-Fi.
     """
     coordinator, ana, luis = machines
     crew = up(coordinator, run, PORT)
@@ -53,7 +53,7 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
 def test_a_network_that_leads_nowhere_else_is_found(
     network: list[Member], machines: list[Machine], run: RunDir
 ) -> None:
-    """A switch without a router: no default route. With two networks the owner has to say which one."""
+    """Behind a switch without a router there is no default route. With two networks the owner has to choose one."""
     coordinator, _, _ = machines
     crew = coordinator.start("up", str(run.path), "--set", "engine.workers=[]")
     wait_for(lambda: Home(coordinator.home).open_file.exists(), crew)

@@ -1,4 +1,4 @@
-"""Four unequal machines, two of them behind a router: mute, flapping, halved, forgotten; the bits stay."""
+"""Four unequal machines, two of them behind a router. Cables fail in several ways, and the weights' bits stay."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def machine(tmp_path: Path, network: Network) -> Iterator[Callable[..., Machine]
 def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
     network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir
 ) -> None:
-    """The limits come once all are there, and go before they end: a tenth of a core is slow at both."""
+    """CPU limits hold from the moment when all have joined until they end, as a tenth of a core is slow at both."""
     coordinator = machine("coordinator", network.coordinator)
     crew = up(coordinator, run, PORT)
     text = invite(coordinator, "--uses", "4")
@@ -76,12 +76,12 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
         limits[name].limit(cores)
 
     flapping = subprocess.Popen([*network.router.prefix, "sh", "-c", FLAP.format(port="inside2")])
-    with silent(network.workers["eva"].namespace, CARD, rate=RATE):  # she hears what she cannot answer
+    with silent(network.workers["eva"].namespace, CARD, rate=RATE):  # eva receives and cannot answer
         wait_for(lambda: "eva" not in present(run), crew)
     assert flapping.wait(timeout=150) == 0
     wait_for(lambda: present(run) == set(CORES), crew)
 
-    ip("-n", network.router.namespace, "link", "set", CARD, "down")  # the crew in halves: only one of them commits
+    ip("-n", network.router.namespace, "link", "set", CARD, "down")  # now only one half of the crew can commit
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     wait_for(goes_on(run, steps=2), crew)
     ip("-n", network.router.namespace, "link", "set", CARD, "up")
@@ -101,7 +101,7 @@ def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
 def test_a_coordinator_behind_nat_is_reached_by_a_published_port(
     network: Network, machine: Callable[..., Machine], run: RunDir
 ) -> None:
-    """As in a container or WSL2: it listens on an address that only its host knows, and the invite names the host's."""
+    """As in a container or WSL2, it listens on an address that only its host can reach; the invite has the host's."""
     hidden, outside = machine("coordinator", network.workers["eva"]), machine("ana", network.workers["ana"])
     nat.publish(network.router, PORT, hidden.address)
     crew = up(hidden, run, PORT, "--address", network.router.address)

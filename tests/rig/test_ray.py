@@ -1,4 +1,4 @@
-"""Two machines of a user's Ray cluster on a network of their own, one of which is lost."""
+"""A user's Ray cluster of two machines on a network, of which one is lost."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ def cluster(network: list[Member], tmp_path: Path) -> Iterator[list[RayNode]]:
         wait_for(nodes[0].listens)
     yield nodes
     for node in reversed(nodes):
-        node.stop(patience_seconds=5)  # one may have no network any more
+        node.stop(patience_seconds=5)  # one node may be without network
 
 
 def test_a_machine_that_is_lost_costs_nothing(cluster: list[RayNode], run: RunDir) -> None:
-    """Its cable is pulled: no connection ends, and Ray itself misses it half a minute later."""
+    """Its cable is pulled, so no connection ends. Ray itself notices it half a minute later."""
     head, lost = cluster
     driver = Machine(
         head.home, prefix=(*head.member.prefix, "env", *(f"{k}={v}" for k, v in head.environment().items()))

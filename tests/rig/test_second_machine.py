@@ -1,4 +1,4 @@
-"""A second machine, as README has it, at Spanish terminals of 80 columns: what both people read until the end."""
+"""The second machine of the README, at Spanish terminals of 80 columns: the texts on both until the end."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.inside import cuadrilla
 from tests.terminal import SPANISH, Terminal
 
 SHORT = ("--set", "train.steps=3", "--set", "train.batch_sequences=8", "--set", "engine.workers=[]")
-"""Without a worker of its own it waits for the other machine."""
+"""The coordinator has no worker beside it, so that it waits for the other machine."""
 ENGLISH = r"\b(the|and|step|loss|machine|joined|working|done)\b"
 
 

@@ -1,4 +1,4 @@
-"""A machine that can be logged into, and that dials nobody, joins through `ssh -R`, as docs/crew.md says."""
+"""A machine that accepts logins but cannot dial out joins through `ssh -R`, as in docs/crew.md."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ SERVER = ("StrictModes=no", "PermitRootLogin=yes", "UsePAM=no", "PidFile=none")
 
 @pytest.fixture(autouse=True)
 def one_way(network: list[Member]) -> None:
-    """The second one is a rented machine that can answer the first, and reaches nothing by itself."""
+    """The second machine is a rented one. It can answer the first one, and cannot open connections itself."""
     for tool, package in (("sshd", "openssh-server"), ("ssh", "openssh-client"), ("iptables", "iptables")):
         if shutil.which(tool) is None:
             pytest.skip(f"needs the command {tool} ({package})")
@@ -38,7 +38,7 @@ def with_options(*options: str) -> list[str]:
 
 @pytest.fixture
 def login(network: list[Member], tmp_path: Path) -> Iterator[list[str]]:
-    """How the coordinator's machine logs into the rented one."""
+    """The command with which the coordinator's machine logs into the rented one."""
     home, rented = network
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
@@ -59,7 +59,7 @@ def login(network: list[Member], tmp_path: Path) -> Iterator[list[str]]:
 def test_a_rented_machine_joins_through_ssh(
     machines: list[Machine], network: list[Member], login: list[str], run: RunDir
 ) -> None:
-    """The connection breaks on the way, and is made anew by the same line: the bits are those of one worker."""
+    """The connection breaks, and the same command makes it again. The bits are those of one worker."""
     (home, rented), place = machines, network[1].address
     forward = [*login, "-N", "-R", f"127.0.0.1:{PORT}:{home.address}:{PORT}", place]
     crew = up(home, run, PORT, workers=UNHURRIED)

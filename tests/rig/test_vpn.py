@@ -1,6 +1,6 @@
-"""A machine whose way out is a VPN, or that has only IPv6: real routes, what `doctor` says of them, and what `up` does.
+"""Machines whose default route is a VPN, or that have only IPv6: the findings of `doctor`, and the command `up`.
 
-The VPNs are cards of the kernel's tun driver without another end, with the routes that OpenVPN and WireGuard make.
+The VPNs are cards of the kernel's tun driver without another end, with the real routes of OpenVPN and WireGuard.
 """
 
 import json
@@ -25,7 +25,7 @@ WAYS_OUT: dict[str, tuple[str, ...]] = {
     "wireguard": (
         "route add default dev tun0 table 51820",
         "rule add not fwmark 51820 table 51820",
-        "rule add table main suppress_prefixlength 0",  # looked at first: all but the default route
+        "rule add table main suppress_prefixlength 0",  # comes first, with all routes but the default one
     ),
 }
 
@@ -38,7 +38,7 @@ def way_out(network: list[Member]) -> None:
 
 @contextmanager
 def vpn(member: Member, kind: str) -> Iterator[None]:
-    """It is up, and all that is not on the LAN goes there."""
+    """Start the VPN, through which all packets go that are not for the LAN."""
     do(member, "ip tuntap add dev tun0 mode tun")
     do(member, f"ip addr add {VPN}/24 dev tun0")
     do(member, "ip link set tun0 up")
@@ -51,7 +51,7 @@ def vpn(member: Member, kind: str) -> Iterator[None]:
 
 
 def findings(machine: Machine, *arguments: str) -> dict[str, dict[str, Any]]:
-    """Of the network, without what is well."""
+    """Findings of `doctor` about the network, except those that are ok."""
     done = machine.run("doctor", "--json", "--timeout", "0.1", *arguments)
     assert done.stdout, done.stderr
     rows = json.loads(done.stdout)["findings"]
@@ -59,7 +59,7 @@ def findings(machine: Machine, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def started(machine: Machine, run: RunDir, command: str) -> "subprocess.Popen[str]":
-    """What `doctor` printed, of this run and without workers of its own."""
+    """Run the command that `doctor` printed, for this run, and without a worker beside the coordinator."""
     _, *arguments = shlex.split(command)
     process = machine.start(*arguments, str(run.path), "--set", "engine.workers=[]")
     wait_for(lambda: Home(machine.home).open_file.exists(), process)
@@ -79,7 +79,7 @@ def test_a_vpn_that_is_the_way_out_is_noticed(kind: str, network: list[Member], 
 
 @pytest.mark.thorough
 def test_only_ipv6(network: list[Member], machines: list[Machine], run: RunDir) -> None:
-    """The address that is printed is one that the crew works at."""
+    """Machines can join at the address that `up` prints."""
     head, worker = machines
     for number, member in enumerate(network, start=1):
         do(member, f"ip -6 addr add fd77::{number}/64 dev {CARD} nodad")

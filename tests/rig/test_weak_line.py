@@ -1,4 +1,4 @@
-"""Workers behind 1 Mbit/s with 20 % loss both ways and a round trip of 300 ms: slow, and none is sent away for it."""
+"""Workers behind 1 Mbit/s, with 20 % loss both ways and a round trip of 300 ms, are slow and are not sent away."""
 
 import sys
 
@@ -21,7 +21,7 @@ ROUNDS = 8
 
 
 def weaken(network: list[Member]) -> None:
-    """Each worker's cable both ways; the relay loses what it receives of them."""
+    """Limit each worker's cable both ways, and let packets get lost at both ends, the relay and the workers."""
     for index, member in enumerate(network[2:], start=3):
         for place, device in ((member.namespace, CARD), switch_port(index)):
             limit_rate(place, device, RATE)
@@ -31,8 +31,8 @@ def weaken(network: list[Member]) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_crew_on_a_weak_line_goes_on(network: list[Member], machines: list[Machine], run: RunDir) -> None:
-    """Workers dial a relay, which adds the delay that this kernel may not be able to. Who is not heard for 5 s is
-    evicted: that may happen on such a line, but work is done, and it is back."""
+    """Workers dial a relay, which adds the delay, since this kernel may not be able to. A worker that is silent for 5 s
+    is evicted. On such a line this may happen, but work is done, and the worker comes back."""
     coordinator, middle, *others = machines
     dialled = f"{middle.address}:{PORT}"
     way = (relay.__file__, dialled, f"{coordinator.address}:{PORT}", str(ONE_WAY_SECONDS))
@@ -47,11 +47,11 @@ def test_a_crew_on_a_weak_line_goes_on(network: list[Member], machines: list[Mac
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
     wait_for(reached(run, 1), crew)
     weaken(network)
-    before = last_rows(run.metrics)[-1]["version"] + 2  # two may be on their way
+    before = last_rows(run.metrics)[-1]["version"] + 2  # two steps may be in transit
     wait_for(reached(run, before + ROUNDS), crew, seconds=200)
     wait_for(lambda: present(run) == {"ana", "luis"}, crew, seconds=100)
     down(coordinator, crew)
     assert {row["reason"].split()[0] for row in events(run, "evicted")} <= {"lost:", "hung:"}
     for worker in workers:
-        worker.kill()  # the last word may take long on such a line
+        worker.kill()  # its last messages may take long on such a line
     assert is_what_one_worker_gives(run, *SMALL)

@@ -248,7 +248,7 @@ def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
 
 @dataclass
 class VirtualStore:
-    """`train/store.py` on a virtual disk: the same writes in the same order, and between any two a `point` to die at."""
+    """`train/store.py` on a virtual disk: the same writes in the same order, with a `point` to die at between two."""
 
     point: Callable[[], None]
     disk: Disk

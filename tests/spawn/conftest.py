@@ -1,4 +1,4 @@
-"""Machines, a free port and a Ray cluster for the tests of crews, books and what they are prepared to."""
+"""Machines, a free port and a Ray cluster for the tests of crews; books, and a folder prepared from them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
 
 @pytest.fixture
 def run(tmp_path: Path, stories: Path) -> RunDir:
-    """A strict one of a small GPT-2, endless and not begun."""
+    """A strict, endless run of a small GPT-2, which is not started."""
     return language_run(tmp_path / "run", stories)
 
 
@@ -39,13 +39,13 @@ def port() -> int:
 
 @pytest.fixture
 def measured_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands of this process measure the machine in tenths of seconds, less well."""
+    """Commands in this process measure the machine's speed for only tenths of a second, less accurately."""
     monkeypatch.setattr("cuadrilla.train.measure.LEASE_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
-    """Two processors, and two cards that Ray was only told of. It ends with its module: other tests count children."""
+    """A Ray head with two CPUs and two pretended GPUs. It ends with the module, since other tests count children."""
     head = RayNode(tmp_path_factory.mktemp("cluster"), cards=2)
     wait_for(head.listens)
     yield head
@@ -55,7 +55,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNode]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Books of a batch each, some short ones, and a copy with small changes."""
+    """Books of the size of a batch, some short books, and a copy of one with small changes."""
     folder = tmp_path_factory.mktemp("text") / "libros"
     write_books(folder, num_books=30, characters=80_000, seed=1)
     write_books(folder / "cortos", num_books=20, characters=8_000, seed=2)
@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, prepared by one process."""
+    """The folder that one process prepares from the library."""
     out = tmp_path_factory.mktemp("one") / "out"
     prepare([str(library)], out=out, options=PrepareOptions(vocab=300, processes=1))
     return out
@@ -83,7 +83,7 @@ def ana(tmp_path: Path) -> Iterator[Machine]:
 
 
 def talking(home: Path) -> Iterator[Machine]:
-    """Its processes say what they say into a file."""
+    """A machine whose processes write their output into a file."""
     made = Machine(home, talk=home.with_suffix(".txt"))
     yield made
     made.stop()

@@ -1,4 +1,4 @@
-"""Each benchmark starts, comes to its end and reports figures, on the smallest thing that it can measure."""
+"""Each benchmark runs to its end and reports figures, with the smallest settings."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
 
 
 def programs() -> list[str]:
-    """The benchmarks that a person starts; the other files are parts of them."""
+    """The benchmarks that a user starts. The other files are parts of them."""
     return sorted(
         path.stem for path in BENCHES.glob("*.py") if f"python -m bench.{path.stem} " in path.read_text() + " "
     )
@@ -61,7 +61,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """A benchmark on a network ends when it is asked to; this process is not one."""
+    """Restore the handler of SIGTERM, which benchmarks on a network replace in this process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""A crew of real processes over the crew link: killed, frozen, interrupted, resumed; the weights stay the same."""
+"""A crew of real processes over the crew link is killed, frozen, interrupted and resumed; its weights stay the same."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def goes_on_alone(run: RunDir) -> bool:
-    """The same command without the crew resumes, and ends up where one worker would have been."""
+    """The same command without a crew resumes the run, and reaches the weights of one worker."""
     steps = last_rows(run.metrics)[-1]["version"] + 5
     done = train(run, *STRICT, "--stop-at", str(steps))
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def goes_on_alone(run: RunDir) -> bool:
 
 @pytest.mark.thorough
 def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(run: RunDir) -> None:
-    """A crew of another number goes on, until all its workers are killed: the run ends, and can go on."""
+    """A crew with another number of workers resumes the run. It ends when all are killed, and can be resumed again."""
     crew = start(run, *STRICT, *PRACTICE)
     wait_for(reached(run, 20), crew)
     everybody = psutil.Process(crew.pid).children(recursive=True)
@@ -85,7 +85,7 @@ def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None
     assert goes_on_alone(run)
 
 
-# -- `cuadrilla prove`: the same bits, other bits; nothing is left behind ----------------------------------------------
+# -- `cuadrilla prove`: with equal and with different bits; it leaves nothing behind -----------------------------------
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_the_same_bits(run: RunDir, temporary: Path) -> None:
 
 @pytest.mark.thorough
 def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
-    """A model whose loss is a millionth larger in worker processes."""
+    """In worker processes the loss of the model is a millionth larger."""
     (run.path / "task.py").write_text(OTHER_MODEL_IN_A_CREW)
     done = prove(run, temporary, *PROVEN)
     assert done.returncode == 7, done.stderr

@@ -1,4 +1,4 @@
-"""A hundred worker processes on this machine; `-s` shows what a round takes, and the coordinator for it."""
+"""A hundred worker processes on this machine. With `-s` it shows the time of a round and of the coordinator in it."""
 
 import time
 from pathlib import Path
@@ -31,6 +31,6 @@ def test_a_hundred_workers_train_together(tmp_path: Path) -> None:
     rows = last_rows(run.metrics)[begun - 1 :]
     worked = set().union(*(row["shares"] for row in rows))
     print(f"{min(row['workers'] for row in rows)} to {max(row['workers'] for row in rows)} of {len(worked)} in a round")
-    assert len(worked) == WORKERS  # in some round: who is slow now and then has no share of the next one
+    assert len(worked) == WORKERS  # each in some round, since a slow one may get no share
     assert [row["tokens"] for row in rows] == [rows[0]["tokens"] * row["version"] // begun for row in rows]
     stop(crew)

@@ -23,7 +23,7 @@ TOKEN = "correct-horse-battery-staple"
 
 @contextmanager
 def serving(*arguments: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The process, and what it has printed."""
+    """The process, and the first line that it prints."""
     command = [*COMMAND, "dashboard", *map(str, arguments), "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
@@ -57,7 +57,7 @@ def test_its_link_opens_it_and_a_signal_ends_it(run: Path) -> None:
         listening = [each.laddr.ip for each in here.net_connections() if each.status == psutil.CONN_LISTEN]
         assert listening == ["127.0.0.1"]
         assert not any("torch" in Path(each.path).name for each in here.memory_maps())
-        with get(f"{url}/api/follow?of=casa", token) as stream:  # one that is open does not hold it up
+        with get(f"{url}/api/follow?of=casa", token) as stream:  # an open stream does not delay its end
             assert stream.readline().startswith(b"data:")
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=9) == 0

@@ -1,4 +1,4 @@
-"""A preparation on the workers of a Dask cluster: the bytes of one process, also when a worker is killed."""
+"""A preparation on the workers of a Dask cluster gives the bytes of one process, even if a worker is killed."""
 
 import signal
 import subprocess
@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def running(folder, *, count):
-    """A cluster in a process of its own, whose workers are started again if they are killed: (process, address)."""
+    """A cluster in its own process, whose killed workers are started again. Yields the process and the address."""
     (folder / "cluster.py").write_text(CLUSTER)
     child = subprocess.Popen(
         [sys.executable, str(folder / "cluster.py"), str(count), str(folder)],

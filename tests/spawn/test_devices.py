@@ -1,4 +1,4 @@
-"""Children that ask torch and drivers; programs in their place that hang, crash, print rubbish or half an answer."""
+"""Child processes that query torch and drivers, and replacements that hang, crash, print rubbish or half an answer."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`cuadrilla doctor` on this machine, and beside programs that hang; what torch says of itself is looked at once."""
+"""`cuadrilla doctor` on this machine, also with programs that hang; torch is asked only once."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def found(done: "subprocess.CompletedProcess[str]") -> Findings:
 
 @pytest.fixture(scope="module")
 def examined() -> "subprocess.CompletedProcess[str]":
-    """This machine, by a process that ends with 99 if it has loaded torch itself."""
+    """Findings on this machine, from a process that ends with code 99 if it has loaded torch itself."""
     script = (
         "import sys; from cuadrilla.cli import app; "
         f"sys.argv = {['cuadrilla', *FULL]}; code = app.run(); sys.exit(99 if 'torch' in sys.modules else code)"
@@ -45,7 +45,7 @@ def test_it_starts_without_torch_and_looks_at_it_in_a_child(examined: "subproces
 
 
 def test_no_false_alarm(examined: "subprocess.CompletedProcess[str]") -> None:
-    """Docker that is installed and does not run is no false one; neither are a full disk or memory."""
+    """Findings that may be true here are allowed: Docker that is not running, a full disk, full memory."""
     true = {"docker.service", "machine.disk", "machine.memory", "machine.power"}
     assert {row["check"] for row in found(examined)} <= true, examined.stdout
 
@@ -74,7 +74,7 @@ def test_it_is_read_without_colour_in_spanish() -> None:
 
 
 def test_programs_that_hang_or_talk_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are stopped, and what they say is no order to a terminal. It is WSL by the name of its kernel."""
+    """The programs are stopped, and their output cannot control a terminal. The kernel's name makes it WSL."""
     monkeypatch.setattr(host_facts.platform, "release", lambda: "5.15.153.1-microsoft-standard-WSL2")
     monkeypatch.setattr(host_facts, "find_container", lambda _environ: None)
     monkeypatch.setattr(here, "PROGRAM_SECONDS", 0.5)

@@ -1,4 +1,4 @@
-"""The examples as a user runs them, in a copied folder; and what their data files may do to them."""
+"""The examples as a user runs them, in a copied folder, also with hostile data files."""
 
 import gzip
 import importlib.util
@@ -32,7 +32,7 @@ NEEDS_SKLEARN = "scikit-learn is not installed: mnist_cnn.py:digits takes its im
 
 
 def copy_examples(folder):
-    """What git would hand to a user: no data, no results of a training."""
+    """A copy of the examples as git has them, without data and without results of a training."""
     folder.mkdir()
     for path in EXAMPLES.iterdir():
         if path.suffix in (".py", ".toml"):
@@ -41,7 +41,7 @@ def copy_examples(folder):
 
 
 def train(run_file, *sets, crew=()):
-    """Evaluated at the end only."""
+    """Train with a single evaluation, at the end."""
     arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
     return cuadrilla("--json", "train", str(run_file), *crew, *arguments)
 
@@ -60,7 +60,7 @@ def idx(array):
 
 
 def write_made_up_mnist(folder, *, held_out=200):
-    """The four files, small and not packed: a digit is the place of a grey square in noise."""
+    """The four files, small and not compressed. A digit is the position of a grey square in noise."""
     folder.mkdir()
     random = np.random.default_rng(0)
     squares = np.zeros((10, 28, 28))
@@ -149,7 +149,7 @@ def test_the_character_model_learns_ones_own_text(tmp_path):
 
 
 def printed(folder, *command):
-    """What a script of the examples prints."""
+    """Run a script of the examples, and return its output."""
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=250, check=False
     )

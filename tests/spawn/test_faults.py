@@ -1,8 +1,9 @@
 """Scripted faults at a step and a phase, inside real processes and from outside: the weights stay the same.
 
-`draw` makes a script from a seed. Workers and the coordinator play most of it themselves (`tests/faulty_task.py`); what
-their user's code cannot see (a checkpoint being written, a journal begun, a row of metrics) is played by the watcher
-of this file, which also wakes those who were frozen. While it is to act, one unit of the next step holds all back.
+`draw` makes a script from a seed. Most faults occur inside workers and the coordinator, in their task's code
+(`tests/faulty_task.py`). Phases that this code cannot see are left to the `Watcher` of this file: a checkpoint that is
+being written, a new journal, a row of the metrics. The watcher also resumes frozen processes. Until it has acted, one
+unit of the next step holds the crew back.
 """
 
 import json
@@ -34,7 +35,7 @@ WINDOW = 2
 WINDOWS = ("--set", "sync.kind=windows", "--set", f"sync.steps={WINDOW}", "--set", "sync.lanes=[1.0, 0.5, 0.25]")
 MISSED_SOON = ("--set", "engine.lost_after_seconds=2.5")
 INSIDE, OBSERVED = ("evaluate", "val data"), ("metrics", "checkpoint", "journal")
-"""Phases of the coordinator that its user's code reaches, and those that are seen from outside."""
+"""Phases of the coordinator that reach the user's code, and phases that are observed from outside."""
 WORKERS_PHASES = ("data", "forward", "backward")
 CEILING_SECONDS = 500
 LITTLE_BYTES = 300 * 2**20
@@ -42,7 +43,7 @@ LITTLE_BYTES = 300 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`at`: an example, or a step. `until`: the fault that ends a hold. `seconds`: how long a coordinator is frozen."""
+    """`at`: index of an example, or a step. `until`: the fault that ends a hold. `seconds`: of a frozen coordinator."""
 
     name: str
     phase: str
@@ -53,12 +54,12 @@ class Fault:
 
 
 PRACTICE, DEATHS = ("--practice", "1.0,0.5,0.25", *MISSED_SOON), 2
-"""Nobody is started again, and one worker must stay in each life of the coordinator."""
+"""Dead workers are not started again, so of three only two may die while the same coordinator process lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Of each kind; the other faults are deaths of workers, NaN and slow units."""
+    """How many faults there are, and how many of these kinds. The others are deaths of workers, NaN and slow units."""
 
     faults: int
     coordinator_kills: int
@@ -67,7 +68,7 @@ class Counts:
 
 
 def draw(seed: int, counts: Counts) -> list[Fault]:
-    """A script. At most one fault a step; in each life of the coordinator so many deaths of workers, and one NaN."""
+    """Draw a script. At most one fault per step; per coordinator process DEATHS dead workers and one NaN at most."""
     chance = random.Random(seed)
     num_kills, num_freezes = counts.coordinator_kills, counts.coordinator_freezes
     steps = chance.sample(range(SPACING, STEPS, SPACING), num_kills + num_freezes)
@@ -101,7 +102,7 @@ def kill_coordinator(step: int, phase: str) -> list[Fault]:
 
 
 def suffer(step: int, chance: random.Random, *, action: str) -> Fault:
-    """A fault of the worker that gets one of the step's units."""
+    """A fault of whichever worker gets a certain unit of the step."""
     phases = ("forward", "backward") if action == "nan" else WORKERS_PHASES
     at = example(step, chance.randrange(BATCH // UNIT))
     return Fault(name=f"{step:03d} {action}", phase=chance.choice(phases), at=at, action=action)
@@ -117,7 +118,7 @@ def example(step: int, unit: int) -> int:
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Kills the coordinator when something can be seen, and wakes whoever froze."""
+    """Kills the coordinator when a phase is observed, and resumes frozen processes."""
 
     run: RunDir
     crew: "subprocess.Popen[str]"
@@ -125,18 +126,18 @@ class Watcher:
     woken: set[str] = field(default_factory=set)
 
     def ended(self) -> bool:
-        """Whether the crew has ended; else do what is to be done now."""
+        """Kill and resume what is due now. Returns whether the crew has ended."""
         for fault in self.script:
             marker = self.run.path / "played" / fault.name
             if fault.phase in OBSERVED and not marker.exists() and self._sees(fault):
                 coordinator(self.crew).kill()
-                marker.touch()  # behind it: this lets the next step go on
+                marker.touch()  # after the kill, since this lets the next step go on
             elif fault.action == "freeze" and fault.name not in self.woken:
                 self._wake(fault, marker)
         return self.crew.poll() is not None
 
     def wake_all(self) -> None:
-        """After a failure: who is frozen could not end."""
+        """Resume all frozen processes after a failure, so that they can end."""
         for fault in self.script:
             marker = self.run.path / "played" / fault.name
             if fault.action == "freeze" and fault.name not in self.woken and marker.exists():
@@ -150,7 +151,7 @@ class Watcher:
                 return any(row["version"] == fault.at for row in read_jsonl(self.run.metrics))
             case "journal":
                 return (self.run.journal / f"{name}.log").exists()
-            case _:  # its temporary folder may have gone by now
+            case _:  # its temporary folder may have been renamed by now
                 return any(self.run.checkpoints.glob(f".{name}.*.tmp")) or (self.run.checkpoints / name).exists()
 
     def _wake(self, fault: Fault, marker: Path) -> None:
@@ -161,11 +162,11 @@ class Watcher:
             if frozen.status() == psutil.STATUS_STOPPED and self._may_wake(fault, marker):
                 frozen.resume()
                 self.woken.add(fault.name)
-        except psutil.NoSuchProcess:  # the coordinator's end would be a restart
+        except psutil.NoSuchProcess:  # it was killed meanwhile
             self.woken.add(fault.name)
 
     def _may_wake(self, fault: Fault, marker: Path) -> bool:
-        """A worker when it was evicted, the coordinator after a while."""
+        """A worker may be resumed once it was evicted, the coordinator after `seconds`."""
         since = marker.stat().st_mtime
         if fault.phase in INSIDE:
             return time.time() - since >= fault.seconds
@@ -220,7 +221,7 @@ def test_scripted_faults_change_nothing(
 ) -> None:
     """6 faults in `make test`; 26 more in `make test-all`, 200 of each strategy in `make soak`."""
     script = draw(seed, counts)
-    print(f"seed {seed}:", *script, sep="\n")  # shown when it fails
+    print(f"seed {seed}:", *script, sep="\n")  # pytest shows it if the test fails
     run = make_run(tmp_path / "run", script)
     said = tmp_path / "said.txt"
     with open(said, "w") as talk:
@@ -246,7 +247,7 @@ def test_scripted_faults_change_nothing(
 
 @pytest.mark.thorough
 def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
-    """One is killed by the kernel, another one's allocator says no: a strict unit cannot be divided, so it leaves."""
+    """The kernel kills one worker. The allocator of another fails; it leaves, since a strict unit cannot be divided."""
     script = [
         Fault(name="limited", phase="data", at=example(10, 0), action="hold", until="limit"),
         Fault(name="hog", phase="forward", at=example(20, 0), action="hog"),
@@ -254,7 +255,7 @@ def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed:
     ]
     run = make_run(tmp_path / "run", script)
     with ExitStack() as stack:
-        # One for each: a group in which one is killed may lose a second one before the first one's pages are back.
+        # A group for each, since the kernel may kill a second worker of a group before the first one's pages are free.
         groups = [stack.enter_context(memory_limit(LITTLE_BYTES, name=f"memory{n}")) for n in range(3)]
         talk = stack.enter_context(open(tmp_path / "said.txt", "w"))
         crew = start(run, *STRICT, "--practice", "1.0,1.0,1.0", stderr=talk)
@@ -268,7 +269,7 @@ def test_a_worker_without_memory_costs_nothing_else(tmp_path: Path, undisturbed:
             crew.kill()
             crew.wait()
     assert crew.returncode == 0, (tmp_path / "said.txt").read_text()
-    # Deaths seen in one look are told in the order of the names.
+    # Deaths that are noticed at the same time are reported in the order of names.
     killed, left = sorted(events(run, "died"), key=lambda row: "signal 9" not in row["reason"])
     assert "signal 9" in killed["reason"]
     assert "was there enough memory?" in killed["reason"]

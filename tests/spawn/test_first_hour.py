@@ -1,4 +1,4 @@
-"""What a newcomer sees at a terminal: how long it will take, that it works, that Ctrl-C is heard, what still holds."""
+"""A newcomer's first commands at a terminal: time estimates, progress, the answer to Ctrl-C, and kept settings."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def test_an_invite_is_taken_that_was_pasted_before_it_is_asked_for(tmp_path: Pat
 
 
 def typed(words: str, *, folder: Path) -> str:
-    """What a Spanish terminal of 80 columns has shown when the command has ended; no line is broken by the terminal."""
+    """Run a command at a Spanish terminal of 80 columns, and return what it shows. The terminal breaks no line."""
     with closing(Terminal(shlex.split(words), cwd=folder, **SPANISH)) as terminal:
         assert terminal.process.wait(timeout=200) == 0, terminal.text()
     assert len(widest := max(terminal.lines(), key=len)) <= 80, widest

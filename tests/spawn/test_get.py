@@ -71,7 +71,7 @@ def test_results(server, tmp_path):
 
 
 def test_errors(server, tmp_path, monkeypatch):
-    """The command as a function: a process for each would take a second each."""
+    """The command in this process, since a process for each would take a second."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "textos").mkdir()
     url = server.on("/quijote.txt", whole(TEXT))
@@ -111,7 +111,7 @@ BESIDE_THE_NOVELS = [f"conha19-main/{name}" for name in (
 
 
 def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
-    """Addresses of the catalogue, played: their hosts' names in certificates that are trusted, or not."""
+    """A stand-in for the hosts of the catalogue, with their names in a certificate that is trusted or not."""
     authority, certificate = trustme.CA(), tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

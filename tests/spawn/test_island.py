@@ -1,4 +1,4 @@
-"""An island over Gloo on this machine: ranks with unequal parts train what one process trains, whoever dies."""
+"""An island over Gloo on this machine: ranks with unequal parts train like one process, whichever rank dies."""
 
 import os
 from pathlib import Path
@@ -63,12 +63,12 @@ def make_run(folder: Path) -> RunDir:
 
 
 def counted(run: RunDir) -> list[tuple[int, int, float]]:
-    """Each step with the tokens up to it, and its loss."""
+    """The version, tokens and loss of each step."""
     return [(row["version"], row["tokens"], row["loss"]) for row in last_rows(run.metrics)]
 
 
 def train(run: RunDir, num_ranks: int, *arguments: str, restarts: int = 0) -> str:
-    """What was said on stderr."""
+    """Run a training, which must succeed, and return its stderr."""
     command = (*TRAIN, str(run.path), *arguments)
     done = torchrun(num_ranks, *command, restarts=restarts) if restarts else by_hand(num_ranks, *command)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def train(run: RunDir, num_ranks: int, *arguments: str, restarts: int = 0) -> st
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Trained by one process."""
+    """A run that one process has trained."""
     run = make_run(tmp_path_factory.mktemp("island") / "alone")
     assert cuadrilla("train", run.path).returncode == 0
     return run
@@ -85,14 +85,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Trained by two ranks, of 3 and 4 units. The settings are those of rank 0, whose run it is."""
+    """Train with two ranks, of 3 and 4 units. The settings of rank 0 count, since the run is in its folder."""
     run, other = (make_run(tmp_path_factory.mktemp("island") / name) for name in ("pair", "other"))
     port, longer = free_port(), ("--set", "train.steps=9")
     ranks = [start_rank(0, 2, port, *TRAIN, str(run.path)), start_rank(1, 2, port, *TRAIN, str(other.path), *longer)]
     said = finished(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "island     2 ranks on one machine, gloo (not every rank has a CUDA device)" in said[0][1]
-    assert list(other.path.glob("*.json*")) == []  # a run directory is rank 0's to write
+    assert list(other.path.glob("*.json*")) == []  # only rank 0 writes into a run directory
     return run
 
 
@@ -103,7 +103,7 @@ def test_two_ranks_with_unequal_parts_give_what_one_process_gives(alone: RunDir,
 
 
 def test_three_ranks_of_which_one_has_nothing_to_do(alone: RunDir, tmp_path: Path) -> None:
-    """Two units in a step, and a process that goes on alone where they stopped."""
+    """A step has only two units. Later one process continues the run alone."""
     sets = ("--set", "train.batch_sequences=10")
     run, single = make_run(tmp_path / "three"), make_run(tmp_path / "single")
     assert cuadrilla("train", single.path, *sets).returncode == 0
@@ -115,7 +115,7 @@ def test_three_ranks_of_which_one_has_nothing_to_do(alone: RunDir, tmp_path: Pat
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_killed_rank_is_started_again_and_every_unit_counts_once(victim: int, pair: RunDir, tmp_path: Path) -> None:
-    """In its fifth step: the checkpoint of the fourth is there."""
+    """A rank dies in step 5, when there is a checkpoint of step 4."""
     run = make_run(tmp_path / "run")
     (run.path / f"rank-{victim}").write_text("dies")
     said = train(run, 2, restarts=1)

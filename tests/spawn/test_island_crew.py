@@ -1,4 +1,4 @@
-"""Ranks of torchrun that join a crew as one worker: its weights are those of any other, also after a break."""
+"""Ranks of torchrun that join a crew as one worker: the run's weights are those of one worker, also after failures."""
 
 import subprocess
 from collections.abc import Callable
@@ -15,7 +15,7 @@ RANKS = (*TORCHRUN, "--nproc-per-node", "2", "-m", "cuadrilla", "join")
 
 
 def ranks_of(torchrun: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """Rank 0 first."""
+    """The processes of the ranks, rank 0 first."""
     children = psutil.Process(torchrun.pid).children()
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
@@ -23,7 +23,7 @@ def ranks_of(torchrun: "subprocess.Popen[str]") -> list[psutil.Process]:
 def test_two_ranks_and_a_machine_train_what_one_worker_trains(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
-    """The coordinator is killed meanwhile: the same processes come back."""
+    """The coordinator is killed meanwhile, and the same processes join it again."""
     here, island, other = machine("coordinator"), machine("island"), machine("other")
     crew = up(here, run, port)
     text = invite(here, "--uses", "2")
@@ -47,7 +47,7 @@ def test_two_ranks_and_a_machine_train_what_one_worker_trains(
 
 @pytest.mark.thorough
 def test_a_killed_rank_costs_nothing_but_time(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    """torchrun starts all of them again; they have joined before."""
+    """torchrun starts all ranks again; they are already nodes of the crew."""
     here, island = machine("coordinator"), machine("island")
     crew = up(here, run, port, workers=UNHURRIED)
     command = [*RANKS[:-3], "--max-restarts", "1", *RANKS[-3:]]

@@ -1,4 +1,4 @@
-"""Machines that join a coordinator: invites, what they fetch, who is refused, kicked, comes back. Each has a home."""
+"""Machines, each with its own home, join a coordinator: invites, fetched files, refusals, kicks and returns."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.machines import UNHURRIED, Machine, down, ended, invite, language_run
 
 
 def nodes(machine: Machine) -> list[dict[str, Any]]:
-    """The machines of its crew that are there."""
+    """The machines of the crew that are present, by `monitor` on this machine."""
     told = json.loads(machine.run("--json", "monitor", "--once").stdout)
     return [each for each in told["crew"]["machines"] if each["here"] and node_of(each["name"]) in told["nodes"]]
 
@@ -30,7 +30,7 @@ def nodes(machine: Machine) -> list[dict[str, Any]]:
 def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kicked(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
-    """Both are paused by their owners; the coordinator's files tell of it."""
+    """The owners pause both machines, which the coordinator's files show."""
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
     crew = up(coordinator, run, port, workers=UNHURRIED)
     text = invite(coordinator, "--uses", "2")
@@ -82,7 +82,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
 
 
 def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    """Two of the coordinator's, two of another machine: one of them is killed and comes back, all end in order."""
+    """Two workers of the coordinator's machine and two of another. One is killed and comes back; all end in order."""
     coordinator, ana = machine("coordinator"), machine("ana")
     refused = coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7")
     assert refused.returncode == 3, refused.stderr
@@ -114,7 +114,7 @@ def children_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def logged(path: Path) -> str:
-    """The lines that a node has sent of its log."""
+    """The lines of its log that a node has sent."""
     return "\n".join(row["text"] for row in read_jsonl(path) if row["kind"] == "log")
 
 
@@ -122,10 +122,10 @@ def logged(path: Path) -> str:
 def test_a_coordinator_that_comes_back_finds_its_workers_again(
     machine: Callable[[str], Machine], run: RunDir, stories: Path, port: int, tmp_path: Path
 ) -> None:
-    """The invite holds the address that others dial, and is needed once; the worker waits while the coordinator is
-    away, and fetches the run's teacher, too. Two coordinators of one crew would be reached by half of the invites each:
-    the second one is refused. Then a new lease of the router, another Wi-Fi: the machine that has joined needs the
-    address, and no invite."""
+    """The invite has the address that others dial, and is needed once. The worker waits while the coordinator is away,
+    and also fetches the run's teacher. A second coordinator of the same crew is refused, since an invite would reach
+    either of the two. Then the coordinator's address changes, as with another Wi-Fi. A machine that has joined needs
+    only the new address, and no invite."""
     coordinator, ana = machine("coordinator"), machine("ana")
     teacher = language_run(tmp_path / "teacher", stories, steps=4)
     assert train(teacher).returncode == 0
@@ -150,7 +150,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert f"crew       {dialled} (listens on 127.0.0.1:{port})" in said
     said = ended(worker)
     assert [said.count(words) for words in ("working    as ana", "back at work")] == [1, 1]
-    assert f"fetching {len(list((run.path / 'data').iterdir())) + 2} files" in said  # with configuration and weights
+    assert f"fetching {len(list((run.path / 'data').iterdir())) + 2} files" in said  # also configuration and weights
     announced = last_rows(run.metrics)[-1]["version"]
     coordinator.address = "127.0.0.2"
     crew = up(coordinator, run, port)
@@ -159,7 +159,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     down(coordinator, crew)
     ended(worker)
     assert is_what_one_worker_gives(run)
-    assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # the next time it knows
+    assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # it keeps the address
 
 
 def test_code_runs_only_where_its_owner_has_approved_it(
@@ -175,7 +175,7 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     assert refused.stderr.split("cuadrilla join --trust ")[1].split()[0] == sha256[:8]
     elsewhere = f"localhost:{port}"
     assert "has not been approved on this machine" in ana.run("join", elsewhere).stderr
-    assert [crew.address for crew in Home(ana.home).joined()] == [elsewhere]  # the question has not made it forget
+    assert [crew.address for crew in Home(ana.home).joined()] == [elsewhere]  # the refusal has not made it forget
     for beginning in (sha256[:7], sha256[:8] + "g", "0" * 8 if sha256[:8] != "0" * 8 else "1" * 8):
         assert ana.run("join", "--trust", beginning).returncode == 2
     assert not Home(ana.home).trusted()

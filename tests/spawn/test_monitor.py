@@ -1,4 +1,4 @@
-"""`cuadrilla monitor` as a process: at a terminal, into a pipe, until it is told to end; of a crew that trains."""
+"""`cuadrilla monitor` as a process, at a terminal and into a pipe, on a crew that trains, until it is stopped."""
 
 import json
 import re
@@ -22,7 +22,7 @@ OWN = b"\x1b[2J\x1b]0;owned\x07"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDir]:
-    """One that seems to train: its lock is this process's."""
+    """A run that seems to train, since this process holds its lock."""
     run = RunDir(tmp_path / "mio")
     run.path.mkdir()
     add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": name} for name in ("pc", "mac")])
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 
 def tell(run: RunDir, step: int, *, text: str = "") -> None:
-    """A step, and a report of one machine."""
+    """Write a step, and a report of one machine."""
     shares = {"pc": 0.75, "mac": 0.25}
     add_rows(run.metrics, [{"version": step, "loss": 2.0, "tokens_per_second": 400.0, "shares": shares}])
     lines = (SaidLine(level="error", text=text),) if text else ()

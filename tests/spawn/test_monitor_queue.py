@@ -1,4 +1,4 @@
-"""`cuadrilla monitor` on a machine that has a crew: who has joined, and what each does of a run."""
+"""`cuadrilla monitor` on a coordinator's machine: the machines that have joined, and what each does for a run."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def environment(home: Home, **more: str) -> dict[str, str]:
 
 
 def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
-    """Two are there, one has not come; then nothing runs, and they are named."""
+    """Two machines are present and one has not come. Later no run is trained, and the machines are still listed."""
     for name in ("ana", "luis", "eva"):
         AllowList(home.nodes).add(name)
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0, "luis": 1.0}, rounds=5, state="running").write()
@@ -55,7 +55,7 @@ def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def test_it_needs_no_torch(home: Home, tmp_path: Path) -> None:
-    """Of a machine that hands out runs, too."""
+    """Also on a machine that hands out runs of a queue."""
     queue = RunQueue(home.queue)
     run = WrittenCrew(folder=tmp_path / "uno", speeds={"x": 1.0}, rounds=5).write()
     queue.note(queue.add(run), "running", place="place-1")

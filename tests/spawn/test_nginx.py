@@ -29,12 +29,12 @@ pytestmark = [
 CONF = Path(__file__).parents[2] / "recipes" / "serving" / "nginx.conf"
 CONTEXT, SLOTS = 4096, 2
 SHORT, LONG = 1000, CONTEXT - 8
-"""Tokens; the long text takes seconds."""
+"""Lengths of the texts in tokens; the long one takes seconds."""
 
 
 @contextmanager
 def in_front_of(addresses: Sequence[str], *, port: int, folder: Path) -> Iterator[None]:
-    """nginx with the recipe's file, on another port and with other services."""
+    """nginx with the recipe's file, in which the port and the services are replaced."""
     conf = CONF.read_text().replace("listen 127.0.0.1:8001;", f"listen 127.0.0.1:{port};")
     for number, address in enumerate(addresses):
         conf = conf.replace(f"server 127.0.0.1:{8010 + number} ", f"server {address} ")
@@ -64,7 +64,7 @@ class Front:
     services: list[Service]
 
     def answer(self, *, stream: bool) -> tuple[int, str]:
-        """Status and body, as much of it as has come."""
+        """Send a request, and return its status and the part of the body that arrives."""
         with asked(self.port, max_tokens=SHORT, stream=stream) as response:
             try:
                 return response.status, response.read().decode()
@@ -72,7 +72,7 @@ class Front:
                 return response.status, error.partial.decode()
 
     def busy(self) -> list[int]:
-        """Texts that each living service is continuing."""
+        """How many texts each running service is generating."""
         return [one.figure("busy_slots", "modelo") for one in self.services if one.process.poll() is None]
 
 
@@ -106,7 +106,7 @@ def test_tokens_are_handed_on_as_they_come_and_a_service_hears_that_a_caller_has
 
 @pytest.mark.thorough
 def test_who_had_received_nothing_from_a_killed_service_is_answered_by_the_other(front: Front) -> None:
-    """Twelve whole answers and twelve streams; each service continues two of them and has more that wait."""
+    """Twelve whole answers and twelve streams. Each service generates two of them at a time, and more wait."""
     with ThreadPoolExecutor(24) as pool:
         answers = {stream: [pool.submit(front.answer, stream=stream) for _ in range(12)] for stream in (False, True)}
         wait_for(lambda: front.busy() == [SLOTS, SLOTS])

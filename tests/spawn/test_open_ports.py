@@ -24,7 +24,7 @@ def family(*processes: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def open_sockets(processes: list[psutil.Process]) -> list[tuple[int, str, int]]:
-    """Process, address and port of everything that takes connections (TCP) or packets from anybody (UDP)."""
+    """Process, address and port of all sockets that accept connections (TCP) or packets from anywhere (UDP)."""
     return [
         (process.pid, connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
         for process in processes
@@ -34,7 +34,7 @@ def open_sockets(processes: list[psutil.Process]) -> list[tuple[int, str, int]]:
 
 
 def test_a_crew_of_machines_opens_one_port(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    """Coordinator with a worker process of its own, and a machine that has joined; before and after an invite."""
+    """A coordinator with its own worker process, and a machine that has joined, before and after an invite."""
     home, ana = machine("home"), machine("ana")
     crew = up(home, run, port, workers="[1.0]")
     one_port = {(coordinator(crew).pid, "127.0.0.1", port)}
@@ -54,7 +54,7 @@ def test_a_crew_of_machines_opens_one_port(machine: Callable[[str], Machine], ru
         for connection in psutil.Process(joined.pid).net_connections(kind="inet")
         if connection.raddr
     }
-    assert ends == {("127.0.0.1", port)}  # a worker talks to nobody but its coordinator
+    assert ends == {("127.0.0.1", port)}  # a worker connects only to its coordinator
 
     down(home, crew)
     with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""Folders and files with odd names, through the real commands: they work, or one line says why not."""
+"""Commands with odd names of folders and files: they work, or one line says why not."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def test_names_that_are_too_long_or_lead_in_circles(tmp_path: Path) -> None:
 
 
 def test_a_task_outside_the_run_folder_is_found_but_nothing_is_written_there(tmp_path: Path) -> None:
-    """`..` in a path means what it says; outputs stay in the run's folder."""
+    """`..` in a path is followed as usual, and outputs stay in the run's folder."""
     (tmp_path / "code").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "code" / "task.py").write_text(TASK)

@@ -1,4 +1,4 @@
-"""Machines that are told to wait, while all kinds of things happen to the crew that they belong to."""
+"""Machines stay paused through restarts and stops of their crew."""
 
 from collections.abc import Callable
 
@@ -17,16 +17,16 @@ def times_joined(run: RunDir, worker: str) -> int:
 
 
 def phase(run: RunDir, worker: str) -> str:
-    """What the newest row says that it does."""
+    """The worker's phase in its newest row."""
     path = run.nodes / f"{worker}.jsonl"
     rows = [row for row in read_jsonl(path) if row["kind"] == "usage"] if path.exists() else []
     return str(rows[-1].get("phase", "")) if rows else ""
 
 
 def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
-    """It is killed and comes back; then it is told to end while a node waits, and begun anew: the node waits on.
+    """The coordinator is killed and comes back. Then it is stopped and started again; the paused node still waits.
 
-    The last worker is paused as well, while checkpoints are written, one at each step: the run waits, and goes on.
+    The last worker is paused, too, while a checkpoint is written at each step. The run waits, and then goes on.
     """
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
     crew = up(coordinator, run, port, "--set", "checkpoint.every_steps=1")
@@ -48,7 +48,7 @@ def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run
     assert times_joined(run, "ana") == 1
     down(coordinator, crew)
     assert workers[1].wait(timeout=150) == 0
-    assert workers[0].poll() is None  # it asks on: the same crew may go on, and then it waits again
+    assert workers[0].poll() is None  # it keeps calling: the crew may go on, and then it waits again
     crew = up(coordinator, run, port)
     again = luis.start("join")
     wait_for(lambda: times_joined(run, "luis") == 5, crew)

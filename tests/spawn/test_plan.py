@@ -1,4 +1,4 @@
-"""`cuadrilla plan` on a small run, as it is typed."""
+"""`cuadrilla plan` on a small run, as a user types it."""
 
 import itertools
 import json

@@ -27,7 +27,7 @@ def big_books(tmp_path_factory):
 
 
 def run(*arguments, env=None, prefix=()):
-    """Inside this interpreter, unless the process itself is another one."""
+    """Run the command in this interpreter, or in a process if `env` or `prefix` is given."""
     if not (env or prefix):
         return cuadrilla(*map(str, arguments))
     command = [*prefix, *COMMAND, *map(str, arguments)]
@@ -45,7 +45,7 @@ def contents(folder):
 
 
 def start(*sources, out, stage):
-    """The command in a child process that has just announced `stage`."""
+    """Start the command in a child process, and wait until it announces `stage`."""
     child = begin("data", "prepare", *sources, "--out", out, "--vocab", 300)
     for line in child.stderr:
         if line.strip() == stage:
@@ -118,7 +118,7 @@ def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_as
     fail(prepare(many, "--val", many / "nada.txt", out=tmp_path / "other"), 4)
     short = tmp_path / "corto.txt"
     short.write_text("Hola.")
-    for given in (short, many):  # nothing is held out, or nothing else is left
+    for given in (short, many):  # either split would be empty
         assert "one of them held out" in fail(prepare(many, "--val", given, out=tmp_path / "other"), 4)
 
 
@@ -143,7 +143,7 @@ def test_killed_at_any_stage_the_folder_is_whole_or_refused(books, big_books, tm
     child = start(big_books, "--force", out=out, stage=stage)
     child.kill()
     child.communicate()
-    if is_replaced or (out / "manifest.json").exists():  # it may have been faster than the kill
+    if is_replaced or (out / "manifest.json").exists():  # it may have ended before the kill
         verify_folder(out, read_manifest(out), hashes=True)
     assert prepare(big_books, "--force", out=out).returncode == 0
     verify_folder(out, read_manifest(out), hashes=True)

@@ -1,4 +1,4 @@
-"""A preparation shared by several processes: the same bytes as by one, interrupted, killed, added to."""
+"""A preparation by several processes gives the bytes of one, also if interrupted, killed or extended."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def test_the_number_of_processes_changes_nothing(library, prepared, tmp_path):
 
 
 def processes_of_jobs(pid):
-    """Python's other child only tracks what they share."""
+    """The processes that prepare. (Python's other child only tracks shared resources.)"""
     children = psutil.Process(pid).children(recursive=True)
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
@@ -53,7 +53,7 @@ def test_the_processes_end_with_the_command_and_it_begins_anew(library, prepared
 
 
 def test_a_process_that_is_killed_is_named(tmp_path):
-    many = write_books(tmp_path / "libros", num_books=300)  # more than are cleaned until one is killed
+    many = write_books(tmp_path / "libros", num_books=300)  # more than are cleaned before one is killed
     out = tmp_path / "out"
     child = start(many, out=out, stage="cleaning")
     wait_for(lambda: list(out.glob(".work/*.npz")))  # all have been started

@@ -1,4 +1,4 @@
-"""What docs/python.md shows is typed into a script, and runs."""
+"""The code of docs/python.md runs as a script."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Runs that wait for a machine, trained by one that joins: what comes back is what would have been made here."""
+"""Queued runs that a joining machine trains: the results are those of training here."""
 
 import json
 import signal
@@ -45,8 +45,8 @@ def work(machine: Machine, *more: str) -> "subprocess.Popen[str]":
 
 
 def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path) -> None:
-    """One is stopped and added again, one comes first; the machine stays between runs; weights are those of one worker
-    here, bit by bit."""
+    """One run is stopped and added again, one is put first. The machine stays between runs. The weights have the bits
+    of one worker here."""
     runs = {name: language_run(tmp_path / name, stories, steps=12) for name in ("uno", "dos")}
     long = language_run(tmp_path / "largo", stories)
     for run in (long, *runs.values()):
@@ -95,7 +95,7 @@ def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_killed_coordinator_and_a_machine_that_comes_back(
     coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
 ) -> None:
-    """The same commands go on; who leaves with Ctrl-C saves first."""
+    """The same commands continue. A machine that leaves with Ctrl-C saves first."""
     run = language_run(tmp_path / "uno", stories, steps=400)
     with open(run.run_file, "a") as file:
         file.write("every_steps = 20\n")
@@ -128,7 +128,7 @@ def newest(run: RunDir) -> int:
 
 
 def digits_run(folder: Path) -> RunDir:
-    """Of ten steps, with four small files in `data/`."""
+    """A run of ten steps, with four small files in `data/`."""
     folder.mkdir()
     random = np.random.default_rng(0)
     for split, number in (("train", 512), ("val", 64)):
@@ -167,7 +167,7 @@ def ended(executor: LocalExecutor) -> Ended:
 
 
 def test_a_task_may_print_as_much_as_it_likes_and_one_that_ends_its_process_has_lost_its_job(tmp_path: Path) -> None:
-    """More than a pipe takes, in one process for all jobs."""
+    """It prints more than a pipe holds, in the one process that trains all jobs."""
     prints, exits = (make_run(tmp_path / name, steps=4) for name in ("uno", "dos"))
     loss, executor = "def loss(self, model, batch):", LocalExecutor(HERE, logs=tmp_path / "logs")
     (prints.path / "task.py").write_text(TASK.replace(loss, f'{loss} print("x" * 40_000);'))
@@ -184,7 +184,7 @@ def test_a_task_may_print_as_much_as_it_likes_and_one_that_ends_its_process_has_
 
 
 def test_what_is_recalled_while_it_is_made_ready_is_given_back(stories: Path, tmp_path: Path) -> None:
-    """Before it loads torch, it has locked its run."""
+    """The job's process locks the run before it loads torch; the recall comes in between."""
     run = language_run(tmp_path / "uno", stories)
     executor = LocalExecutor(HERE, logs=tmp_path / "logs")
     try:

@@ -1,4 +1,4 @@
-"""A run on the user's own Ray cluster: its reservations, a killed actor, a killed coordinator, what stays behind."""
+"""A run on the user's Ray cluster: reservations, a killed actor, a killed coordinator, and nothing left behind."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def free_cards(head: RayNode) -> float:
 
 
 def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: RayNode, run: RunDir) -> None:
-    """The run has code of its own, which nobody approved on the cluster."""
+    """The run has its own code, which was not approved on the cluster."""
     crew = in_cluster(run, head)
     wait_for(lambda: present(run) == WORKERS, crew)
     assert free_cards(head) == 0
@@ -93,7 +93,7 @@ def test_a_machine_outside_the_cluster_joins_and_the_coordinator_is_killed(
     try:
         Home(outside.home).trust(code_hash([run.path / "task.py"]))
         crew = up(driver, run, free_port(), *sets, workers="[1.0]")
-        wait_for(lambda: present(run) == WORKERS, crew)  # before somebody computes: Ray starts slowly
+        wait_for(lambda: present(run) == WORKERS, crew)  # before a worker computes, as Ray starts slowly
         ana = outside.start("join", "--name", "ana", says=invite(driver))
         wait_for(lambda: present(run) == {*WORKERS, "ana"}, crew)
         number = len(events(run, "joined"))

@@ -66,7 +66,7 @@ def is_trained_and_continued(python: str, folder: Path, name: str, *, head: RayN
     importlib.util.find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"'
 )
 def test_the_parameter_server_learns_and_reserves() -> None:
-    """One of two cards, which Ray was only told of, and both processors."""
+    """One of the two pretended GPUs, and both CPUs."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "ray_parameter_server.py", "2"]
     done = subprocess.run(

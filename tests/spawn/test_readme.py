@@ -1,7 +1,7 @@
-"""Every command of the README and of the pages that it begins with, run in order in an empty folder, those that train
-with what a reader would look for after it.
+"""All commands of the README and of the pages that it begins with, run in order in an empty folder. After commands that
+train, the results are checked as a reader would.
 
-The demonstration is a short one here; `make soak` has the whole.
+The demonstration is shortened here; `make soak` runs all of it.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ from tests.inside import cuadrilla
 from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
-SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # for runs that would take hours here
+SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # instead of runs of hours
 SHORT_DEMO = ("--steps", "24")
-FEW = {"stories": 8, "pairs": 12}  # of an evaluation, instead of 200 and 500
+FEW = {"stories": 8, "pairs": 12}  # in an evaluation, instead of 200 and 500
 SHORTER = {"20m": "12s", "200": "8", "500": "12"}
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
 SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
@@ -43,7 +43,7 @@ def commands(pages: Sequence[str]) -> list[list[str]]:
 
 
 def typed(arguments: list[str], folder: Path, *, says: str = "", home: str = "this", **variables: str) -> str:
-    """What a command that succeeds writes to standard output."""
+    """Run a command, which must succeed, and return its stdout."""
     done = cuadrilla(*arguments, cwd=folder, says=says, env=environment(folder, home) | variables)
     assert done.returncode == 0, f"cuadrilla {arguments}: {done.stderr}"
     return done.stdout
@@ -54,7 +54,7 @@ def environment(folder: Path, home: str) -> dict[str, str]:
 
 
 def get(arguments: list[str], folder: Path) -> str:
-    """From a stand-in of Project Gutenberg, behind a proxy and with the real host's name in its certificate."""
+    """A stand-in for Project Gutenberg, behind a proxy and with the real host's name in its certificate."""
     text = "\r\n".join(cuentos.stories(300)).encode("iso-8859-1", "replace")
     authority, certificate = trustme.CA(), folder / "authority.pem"
     authority.cert_pem.write_to_path(certificate)
@@ -67,8 +67,8 @@ def get(arguments: list[str], folder: Path) -> str:
 
 
 def up_and_join(run: str, folder: Path) -> None:
-    """Coordinate on the loopback, since a machine for tests may have no other network, and without a worker of its own,
-    so that the run does not end before the other machine is there."""
+    """Coordinate on the loopback, since the machine may have no other network. There is no worker beside the
+    coordinator, so that the run does not end before the other machine has joined."""
     coordinator = subprocess.Popen(
         [*COMMAND, "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder, "this"),
@@ -88,8 +88,8 @@ def shrink(run_file: Path) -> None:
 
 
 class Reader:
-    """Looks at what a command has left, as somebody who follows the README would. By verb; of the others it is enough
-    that they succeed."""
+    """Checks the results of a command, as a reader of the README would. There is a method for some verbs; the other
+    commands only have to succeed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "demo": lambda _: typed(["--json", "demo", *SHORT_DEMO], tmp_path),
         "data get": lambda arguments: get(arguments, tmp_path),
         "up": lambda arguments: up_and_join(arguments[1], tmp_path),
-        "join": lambda _: "",  # with `up`, as both take part in one run
+        "join": lambda _: "",  # done with `up`, since both take part in one run
     }
     for line in commands(PAGES):
         match line:
@@ -179,7 +179,7 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_the_demonstration_teaches(tmp_path: Path) -> None:
-    """The smallest, as on a slow machine: begun anew it keeps the size in its run file, so no speed decides here."""
+    """The smallest size, as on a slow machine. It is in the run file, so this machine's speed does not decide."""
     run = RunDir(tmp_path / "demo")
     run.path.mkdir()
     run.run_file.write_text(RUN_FILE.format(steps=STEPS, batch=BATCH, speeds=SPEEDS), encoding="utf-8")

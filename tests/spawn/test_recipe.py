@@ -1,4 +1,4 @@
-"""The recipe of a GPT-2 in Spanish: its commands as the guide has them, without the containers around them."""
+"""The recipe of a GPT-2 in Spanish: the commands of its guide, without containers."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ STEP_TOKENS = 6 * 32
 
 @pytest.fixture
 def workspace(tmp_path: Path, stories: Path) -> Path:
-    """What a container has at /workspace: the recipe, and prepared text in ./Data."""
+    """A folder like a container's /workspace: the recipe, and prepared text in ./Data."""
     for path in RECIPE.iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path)
@@ -31,7 +31,7 @@ def workspace(tmp_path: Path, stories: Path) -> Path:
 
 
 def with_python(**more: object) -> dict[str, str]:
-    """As in a container: `python` is the one that has cuadrilla."""
+    """The environment, in which `python` is the one that has cuadrilla, as in a container."""
     folder = os.path.dirname(sys.executable)
     own = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "LANGUAGE": "en"}
     return {**os.environ, **own, **{name: str(value) for name, value in more.items()}}
@@ -45,7 +45,7 @@ def typed(workspace: Path, line: str, *arguments: str, **environ: object) -> "su
 
 
 def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
-    """It is told to end before, as a container is, and has saved."""
+    """The one process is stopped first, as a container is, and has saved."""
     command = [sys.executable, "train_gpt2_spanish.py", *SMALL, "--epochs", "100"]
     process = subprocess.Popen(command, cwd=workspace, env=with_python(), text=True, stderr=subprocess.PIPE)
     run = RunDir(workspace / "checkpoints")
@@ -72,7 +72,7 @@ def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Pa
 
 
 def test_an_empty_folder_is_filled_with_the_built_in_stories(workspace: Path) -> None:
-    """One that holds something else is left alone, and so is a missing one by ranks, which would all write it."""
+    """A folder with other files is not filled. Ranks do not fill a missing one, since all of them would write it."""
     for path in (workspace / "Data").iterdir():
         path.unlink()
     said = typed(workspace, "python train_gpt2_spanish.py --epochs 0.01 --batch-size 2 --seq-len 128", LANGUAGE="es")
@@ -112,7 +112,7 @@ def test_the_shell_script_is_clean() -> None:
 
 
 def preflight(port: int, *numbers: int, machines: int, seconds: int = 30) -> list[tuple[int, str, str]]:
-    """Exit code, standard output and standard error of the meeting at each machine."""
+    """Run the preflight on these machines at once: exit code, stdout and stderr of each."""
     command = [sys.executable, str(RECIPE / "preflight.py"), "127.0.0.1", str(port), str(machines)]
     started = [
         subprocess.Popen(
@@ -134,7 +134,7 @@ def test_a_machine_that_does_not_come_is_named_to_all(port: int) -> None:
 
 
 def test_another_program_at_the_port_of_machine_0_is_waited_out(port: int) -> None:
-    """As torch's store is, of a training that has just lost a machine."""
+    """For example torch's store, of a training that has just lost a machine."""
     with socket.create_server(("127.0.0.1", port)) as store, ThreadPoolExecutor() as pool:
         early = pool.submit(preflight, port, 1, machines=2, seconds=60)
         for _ in range(2):

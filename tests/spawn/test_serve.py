@@ -1,4 +1,4 @@
-"""The service as its clients see it: OpenAI's own library, curl, an evaluation harness, a browser's requests."""
+"""The service with real clients: OpenAI's library, curl, an evaluation harness, and requests of a browser."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_errors_of_openais_library(client: openai.OpenAI, service: Service) -> N
 
 @pytest.mark.thorough
 def test_an_evaluation_harness(service: Service, model: LanguageModel, tmp_path: Path) -> None:
-    """lm-evaluation-harness scores choices over the API as our model does."""
+    """lm-evaluation-harness gets the same scores of choices over the API as from our model."""
     save_hf(model.model, tmp_path / "run-hf", tokenizer_path=model.tokenizer_path)
     questions = [
         {"context": "Había una vez un", "choices": [" niño", " xq#"], "answer": 0},
@@ -167,18 +167,18 @@ def test_an_evaluation_harness(service: Service, model: LanguageModel, tmp_path:
 
 
 def log_probability(model: LanguageModel, context: str, choice: str) -> float:
-    """Of the choice behind the context, summed over its tokens."""
+    """The log probability of the choice after the context, summed over its tokens."""
     before, after = model.tokenizer.encode(context), model.tokenizer.encode(choice)
     with torch.no_grad():
         logprobs = torch.log_softmax(model.model(torch.tensor([before + after]))[0].float(), -1)
     return sum(float(logprobs[len(before) - 1 + place, token]) for place, token in enumerate(after))
 
 
-# -- tasks of one's own ----------------------------------------------------------------------------------------------
+# -- users' tasks ----------------------------------------------------------------------------------------------------
 
 
 def test_the_mlp_predicts(tmp_path: Path) -> None:
-    """As the model alone does; what does not fit the schema is refused by name."""
+    """The predictions are those of the model alone. Inputs that do not fit the schema are refused by name."""
     run_file = copy_examples(tmp_path / "mlp") / "mlp.toml"
     done = cuadrilla("train", run_file, "--set", "train.epochs=0.2")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A service among strangers and the careless: others are answered, nothing is told, and it ends when told to."""
+"""A service with hostile and careless clients: others get their answers, nothing leaks, and it can be stopped."""
 
 import contextlib
 import json
@@ -28,14 +28,14 @@ KEY = "correct-horse-battery-staple"
 COMPLETIONS = "/v1/completions"
 CONTEXT = 8192
 LONG = {"model": "long", "prompt": "Hola", "max_tokens": CONTEXT, "ignore_eos": True}
-"""Takes seconds: whoever does not wait for its end is seen to leave."""
+"""A request that takes seconds, so that the service notices a client that leaves before its end."""
 MIB = 2**20
 CEILING_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models `long` and `short`, by how long it takes to fill their contexts; `nan`, whose numbers are none."""
+    """Three models: `long` and `short`, by the time to fill their contexts, and `nan`, whose outputs are NaN."""
     made = tmp_path_factory.mktemp("hostile")
     prepare(["cuentos:40"], out=made / "data", options=PrepareOptions(vocab=300), progress=lambda *_: None)
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = GPT2(GPT2Config(vocab_size=300, context=context, layers=1, heads=1, width=8))
         if name == "nan":
             with torch.no_grad():
-                model.transformer.wte.weight.fill_(3e38)  # finite, as what is loaded must be; their squares are not
+                model.transformer.wte.weight.fill_(3e38)  # finite, as loaded weights must be; their squares are not
         save_hf(model, made / name, tokenizer_path=made / "data" / "tokenizer.json")
     return made
 
@@ -59,7 +59,7 @@ def port_of(service: Service) -> int:
 
 
 def is_well(service: Service) -> None:
-    """It answers, as ever."""
+    """The service answers as usual."""
     status, answer = service.ask(COMPLETIONS, {"model": "long", "prompt": "Hola", "max_tokens": 2, "ignore_eos": True})
     assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
 
@@ -94,9 +94,9 @@ def connected(service: Service) -> Iterator[socket.socket]:
 
 
 def said(service: Service, sent: bytes) -> tuple[int, bytes]:
-    """The status of the (first) answer and all that came until the service closed, or had nothing more to say."""
+    """Send bytes; the status of the first answer, and all bytes until the service closes or sends no more."""
     with connected(service) as connection:
-        with contextlib.suppress(OSError):  # it may close before it has everything
+        with contextlib.suppress(OSError):  # the service may close before it has read everything
             connection.sendall(sent)
         answer = b""
         with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
-    """It is an ending of the text, not of the service: the call is answered and says `error`."""
+    """This ends the text, not the service: the answer has the finish reason `error`."""
     if chat:
         path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hola"}], "logprobs": True}
     else:
@@ -192,13 +192,13 @@ def test_who_leaves_frees_its_slot(service: Service, asked: dict[str, Any], call
 
 @contextlib.contextmanager
 def crowd(service: Service, number: int, *starts: bytes) -> Iterator[list[socket.socket]]:
-    """So many connections, each with one of these beginnings."""
+    """Open this number of connections; each sends one of these beginnings of a request."""
     with ExitStack() as stack:
         made = []
         for index in range(number):
             connection = stack.enter_context(socket.socket())
             connection.settimeout(CEILING_SECONDS)
-            with contextlib.suppress(OSError):  # the service may already have had enough of it
+            with contextlib.suppress(OSError):  # the service may have closed it already
                 connection.connect(("127.0.0.1", port_of(service)))
                 connection.sendall(starts[index % len(starts)])
             made.append(connection)
@@ -206,7 +206,7 @@ def crowd(service: Service, number: int, *starts: bytes) -> Iterator[list[socket
 
 
 def test_a_thousand_who_only_connect_two_hundred_who_are_slow_and_an_end_in_order(folder: Path) -> None:
-    """Without a key, so that strangers may also begin a body. It ends when those at hand have their answer."""
+    """The service has no key, so that strangers may also begin a body. It ends after the present answers."""
     with serving(folder / "long", "--slots", 4, "--queue", 8) as service:
         allow_descriptors(4096)
         is_well(service)
@@ -216,7 +216,7 @@ def test_a_thousand_who_only_connect_two_hundred_who_are_slow_and_an_end_in_orde
             is_well(service)
             with crowd(service, 200, body):
                 is_well(service)
-                with crowd(service, 600, body):  # more than there are seats
+                with crowd(service, 600, body):  # more than the service admits
                     is_well(service)
         is_well(service)
         assert resident(service) - before < 64 * MIB
@@ -241,7 +241,7 @@ def test_a_thousand_who_only_connect_two_hundred_who_are_slow_and_an_end_in_orde
 @pytest.mark.thorough
 @pytest.mark.timeout(250)
 def test_schemathesis_finds_nothing(folder: Path, tmp_path: Path) -> None:
-    """Whatever its description of itself allows, and much that it does not: never an error of its own."""
+    """Requests that the service's OpenAPI document allows, and many that it does not, never cause a server error."""
     with serving(folder / "short", "--queue", 200) as service:
         done = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}/openapi.json",

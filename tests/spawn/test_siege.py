@@ -1,4 +1,4 @@
-"""A crew under siege: strangers at its port stop neither the run, nor newcomers, nor a coordinator that comes back."""
+"""Strangers at a crew's port stop neither the run, nor new workers, nor the restart of the coordinator."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ from tests.strangers import context, idle, siege
 
 STRICT = ("--set", "sync.strict=true")
 IN_CI, LONG = 1_000, 40_000
-"""Knocks of each of the four: a second or two, and two minutes."""
+"""Connections of each of the four strangers: one or two seconds of them, and two minutes."""
 
 
 def listening_port(process: psutil.Process) -> int:
@@ -56,7 +56,7 @@ def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path,
 def test_idle_strangers_lock_out_neither_newcomers_nor_a_worker_nor_a_coordinator_that_comes_back(
     machine: Callable[[str], Machine], run: RunDir, port: int
 ) -> None:
-    """500 connections that are through TLS and say nothing; others go on knocking while the coordinator is away."""
+    """500 connections complete TLS and then send nothing. Others keep connecting while the coordinator is away."""
     main, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
     crew = up(main, run, port)
     text = invite(main, "--uses", "2")
@@ -84,7 +84,7 @@ def test_idle_strangers_lock_out_neither_newcomers_nor_a_worker_nor_a_coordinato
 
 
 def test_what_strangers_send_reaches_no_terminal(tmp_path: Path, run: RunDir, port: int) -> None:
-    """The name that a TLS client asks for is in gRPC's own messages, as it came."""
+    """gRPC's own messages contain the server name that a TLS client sends, with all its bytes."""
     main = Machine(tmp_path / "coordinator", prefix=("env", "-u", "GRPC_VERBOSITY"))
     crew = up(main, run, port)
     for _ in range(3):

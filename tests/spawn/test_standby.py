@@ -1,4 +1,4 @@
-"""A standby follows the coordinator; when that machine is gone for good, it is promoted and the crew goes on there."""
+"""A standby follows the coordinator. When that machine is lost the standby is promoted, and the crew goes on there."""
 
 import stat
 import subprocess
@@ -20,7 +20,7 @@ def replica(machine: Machine) -> Path:
 
 
 def announced(machine: Machine) -> int:
-    """What the standby has heard of."""
+    """The newest version that the standby has heard of."""
     return int(read_object(replica(machine) / "standby.json").get("announced", 0))
 
 
@@ -54,7 +54,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     segment = max((replica(eva) / "run" / "journal").glob("v*.log"))
     before = segment.stat().st_ino
     follower = eva.start("standby", "--listen", f"127.0.0.2:{port}")
-    # it trusts no journal that it has not seen from its begin
+    # it uses no journal that it has not copied from the beginning
     wait_for(lambda: segment.stat().st_ino != before, follower)
     for process in [*psutil.Process(crew.pid).children(recursive=True), psutil.Process(crew.pid)]:
         process.kill()
@@ -80,7 +80,7 @@ def test_a_promoted_standby_goes_on_and_the_workers_find_it(
     assert [(crew.address, crew.term) for crew in Home(ana.home).joined()] == [(f"127.0.0.2:{port}", 1)]
 
     before = len(events(run, "joined"))
-    crew = up(coordinator, run, port)  # who knows better does not work for it
+    crew = up(coordinator, run, port)  # workers that know the newer term refuse it
     worker = ana.start("join", f"127.0.0.1:{port}")
     assert worker.stderr is not None
     assert any("this crew's old coordinator" in line for line in worker.stderr)

@@ -1,4 +1,4 @@
-"""A coordinator that is killed is started again by its parent: no step is lost, every signal arrives once."""
+"""The parent of a killed coordinator starts it again: no step is lost, and every signal arrives once."""
 
 import contextlib
 import json
@@ -59,8 +59,8 @@ def versions(run: RunDir) -> list[int]:
 def test_killed_while_training_and_while_coming_back_and_left_at_once(
     crew: "subprocess.Popen[str]", run: RunDir
 ) -> None:
-    """The second time before any worker has joined the second coordinator; the third one is frozen when two signals
-    come, and stays so."""
+    """The second coordinator is killed before any worker has joined it. The third one is frozen when two signals come,
+    and stays frozen."""
     wait_for(reached(run, 10), crew)
     coordinator(crew).kill()
     wait_for(lambda: num_restarts(run) == 1, crew)
@@ -90,7 +90,7 @@ def test_killed_while_training_and_while_coming_back_and_left_at_once(
 
 @pytest.mark.thorough
 def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]", run: RunDir) -> None:
-    """Asked to stop and killed before it could: that is an end, not an accident."""
+    """A coordinator that was asked to stop, and is killed before it has, is not started again."""
     wait_for(reached(run, 10), crew)
     child = frozen(coordinator(crew))
     crew.send_signal(signal.SIGTERM)
@@ -103,7 +103,7 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
 
 @pytest.mark.thorough
 def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
-    """By its parent, by the settings that the run was begun with."""
+    """The parent sends the alarm, by the settings with which the run was started."""
     told = run.path / "told"
     alarm = ("--set", f"alarm.command={json.dumps([sys.executable, '-c', WRITES, str(told)])}")
     assert train(run, *alarm, "--stop-at", "1").returncode == 0
@@ -125,7 +125,7 @@ def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
 def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
     machine: Callable[[str], Machine], run: RunDir
 ) -> None:
-    """The kernel tells the process in front of it, and what is written to it from then on is an error."""
+    """The kernel sends SIGHUP to the process in the foreground, and later writes to the terminal fail."""
     terminal, theirs = pty.openpty()
     command = [*COMMAND, "up", str(run.path), "--listen", "127.0.0.1:0", *STRICT, "--set", "engine.workers=[1.0]"]
     process = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
 
 
 def read_all(terminal: int) -> bool:
-    """What has been written so far; else the writers would wait."""
+    """Read what has been written so far, else the writers would block."""
     with contextlib.suppress(BlockingIOError):
         while os.read(terminal, 2**16):
             pass
@@ -153,14 +153,14 @@ def read_all(terminal: int) -> bool:
 
 
 def frozen(process: psutil.Process) -> psutil.Process:
-    """Really: a signal with a lower number would overtake SIGSTOP."""
+    """Stop a process and wait until it is stopped, since a signal with a lower number would overtake SIGSTOP."""
     process.suspend()
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
     return process
 
 
 def pending(pid: int) -> set[int]:
-    """Signals that wait for a stopped process."""
+    """Signals that a stopped process has not received yet."""
     lines = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
     bits = int(lines["ShdPnd"], 16)
     return {number for number in range(1, 65) if bits >> (number - 1) & 1}

@@ -1,4 +1,4 @@
-"""The `train` command in real processes: interrupted, killed, locked out, resumed with other values, out of disk."""
+"""The command `train` in real processes: interrupted, killed, locked out, resumed with other values, out of disk."""
 
 import json
 import os
@@ -29,12 +29,12 @@ from tests.inside import cuadrilla
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run of steps of some milliseconds, not begun."""
+    """A run with steps of some milliseconds, which is not started."""
     return make_run(tmp_path / "corrida ñ")
 
 
 def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
-    """The same command resumes, and some steps later the weights are those of a run that nobody has disturbed."""
+    """Resume with the same command. Some steps later the weights must be those of an undisturbed run."""
     steps = newest_version(run) + 10
     done = train(run, *sets, "--stop-at", str(steps))
     assert done.returncode == 0, done.stderr
@@ -43,10 +43,10 @@ def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
 
 
 def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) -> None:
-    """Before it, a second training in the same folder is refused."""
+    """Before the signal, a second training in the same folder is refused."""
     process = start(run)
     wait_for(reached(run, 20), process)
-    process.send_signal(signal.SIGSTOP)  # fewer steps, which are repeated by one worker
+    process.send_signal(signal.SIGSTOP)  # then one worker has fewer steps to repeat
     second = train(run)
     process.send_signal(signal.SIGCONT)
     assert (second.returncode, f"in use by process {process.pid}" in second.stderr) == (2, True), second.stderr
@@ -77,7 +77,7 @@ def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir)
 
 @pytest.mark.thorough
 def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
-    """SIGHUP, and a stderr that nobody reads any more."""
+    """The training gets SIGHUP, and its stderr has no reader any more."""
     read_end, write_end = os.pipe()
     process = start(run, stderr=write_end)
     os.close(write_end)
@@ -92,7 +92,7 @@ def test_a_closed_terminal_does_not_stop_the_training(run: RunDir) -> None:
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=pytest.mark.soak)])
 def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, num_kills: int) -> None:
-    """SIGKILL at random moments: each time everything that was announced is there, and the end is the same."""
+    """SIGKILL at random moments. Each time all announced steps are there, and the result is the same."""
     sets = ["--set", "sync.strict=true", "--set", "checkpoint.journal=on"]
     chance = random.Random(7)
     announced = 0
@@ -144,7 +144,7 @@ def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: 
 
 
 def test_a_full_disk_does_not_stop_the_training(run: RunDir, small_disk: Path) -> None:
-    """No row is lost, no line torn, each thing that fails is told once, and the run ends as if nothing had been."""
+    """No row is lost, no line is torn, each failure is reported once, and the result is that of an undisturbed run."""
     for path in (run.checkpoints, run.metrics, run.events, run.logs, run.tensorboard):
         path.symlink_to(small_disk / path.name)
     for folder in (run.checkpoints, run.logs, run.tensorboard):

@@ -1,4 +1,4 @@
-"""A real search: what it finds, and that no end of its processes loses or changes anything."""
+"""A real search: its results, and that a killed or ended process loses and changes nothing."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def make_search(folder: Path, *, steps: int = 40, tune: str = TUNE) -> Path:
 
 
 def results(folder: Path) -> dict[str, tuple[str, float | None]]:
-    """Values and score of what has ended, by the name of the job."""
+    """Values and scores of the trials that have ended, by the name of the job."""
     rows = read_object(folder / "tune" / JOBS).get("jobs", [])
     ended = [row for row in rows if row["state"] in ("complete", "failed")]
     return {row["name"]: (row["values"], row["score"]) for row in ended}
@@ -92,8 +92,8 @@ def test_what_was_set_for_the_run_itself_is_not_the_searchs(finished: Path, tmp_
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished: Path, tmp_path: Path) -> None:
-    """A trial's process is killed, then the search is ended amid another trial: nothing finished is lost, and
-    everything comes out as without a break."""
+    """A trial's process is killed, and then the search is stopped during another trial. No finished trial is lost, and
+    the results are the same as without interruptions."""
     folder = make_search(tmp_path / "run")
     process = search(folder)
     if how == signal.SIGKILL:

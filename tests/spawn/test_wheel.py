@@ -1,4 +1,4 @@
-"""A machine without the repository: what `make wheel` builds joins a coordinator that runs from the sources."""
+"""A machine without the repository has the wheel of `make wheel`, and joins a coordinator that runs from sources."""
 
 import hashlib
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def install(tmp_path: Path) -> Path:
-    """A folder that holds cuadrilla from its wheel; the libraries are this installation's."""
+    """A folder with cuadrilla from its wheel; other libraries come from this installation."""
     built = tmp_path / "built"
     made = subprocess.run(
         ["make", "--no-print-directory", "wheel", f"DIST={built}"],

@@ -1,4 +1,4 @@
-"""Which length of round is chosen, by what rounds take: the coordinator over machines that are described."""
+"""How `auto` chooses the length of rounds from the time that they take: a coordinator over described machines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,8 @@ UNITS_PER_STEP = 60
 
 @dataclass
 class Machines:
-    """Units per second of each; seconds of one transfer of an exact round, and of a local step of the optimizer.
-    `shared`: transfers of one round go over one line, but for those of `here`, who coordinates.
-    """
+    """`speeds`: units per second. `transfer`, `local_step`: seconds of a transfer in an exact round, and of a step of
+    the local optimizer. `shared`: the transfers of a round share one link, except for the coordinator `here`."""
 
     speeds: dict[str, float]
     transfer: float
@@ -47,7 +46,7 @@ class Machines:
         self.now, self.lengths, self.workers, self.parts = 0.0, list[int](), list[set[str]](), list[set[int]]()
 
     def rounds(self, number: int) -> list[int]:
-        """The lengths of so many."""
+        """Play this number of rounds, and return their lengths."""
         if not self.lengths:
             actions = self.machine.start()
             for name in self.speeds:
@@ -74,7 +73,7 @@ class Machines:
         return [action for action in self.machine.handle(Merged(), self.now) if not isinstance(action, Commit)]
 
     def _lease(self, actions: Sequence[Action]) -> dict[str, Lease]:
-        """When they will have been computed goes into `due`, beside those of rounds that have ended."""
+        """Add to `due` the time at which each lease will be computed; leases of ended rounds stay there."""
         leases = {a.worker: a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Lease)}
         for worker, lease in leases.items():
             moved = self.transfer * (0.5 if lease.steps > 1 else 1.0) * (worker != self.here)
@@ -116,7 +115,7 @@ def test_alone_it_takes_smaller_steps_where_those_of_the_crew_are_large(tokens: 
 
 
 def test_where_one_machine_makes_all_rounds_it_is_alone_in_smaller_steps_after_one_long_window() -> None:
-    """A step of ana alone takes 2 s, one of a window of 32 1.6 and teaches 0.81 of it, which promises nothing."""
+    """A step of ana alone takes 2 s; one of a window of 32 takes 1.6 s and is worth 0.81 as much: no gain."""
     crew = Machines(
         {"ana": 30.0, "luis": 15.0, "eva": 7.5, "rosa": 3.75},
         transfer=12.0, shared=True, here="ana", step_tokens=15_360, num_steps=192,
@@ -129,7 +128,7 @@ def test_where_one_machine_makes_all_rounds_it_is_alone_in_smaller_steps_after_o
 
 
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
-    """Muon's matrices move by the lanes' changes alone; here there are none."""
+    """In a window Muon's matrices move only by the changes of the lanes, and here there are none."""
     model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})
     make = make_optimizer(MuonSection(), is_matrix=lambda _name, p: p.ndim == 2, dtype=torch.float32)
     merge = AutoMerge(model, Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0))

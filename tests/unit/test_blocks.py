@@ -1,4 +1,4 @@
-"""Which modules are blocks, and that computing their activations again changes nothing but memory."""
+"""Which modules are blocks, and that recomputing their activations changes nothing except memory."""
 
 import copy
 

@@ -44,7 +44,7 @@ def test_an_answer_to_the_lease_of_another_is_not_counted() -> None:
 
 
 def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
-    """Whatever it is given, until so many versions more."""
+    """Answer all leases for this number of rounds; the answers of `worker` are bad."""
     wanted = len(crew.commits) + rounds
     while len(crew.commits) < wanted:
         lease_id, grant = next(iter(crew.leases.items()))
@@ -75,7 +75,7 @@ def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
 
 
 def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
-    """Who lies with one would come back with another: a node says itself which devices it has."""
+    """Else a node that lies could come back under another device, since it names its devices itself."""
     crew = Crew(machine(rules(num_steps=100)))
     crew.join("good")
     crew.answer(crew.of("good").lease_id)
@@ -108,7 +108,7 @@ def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
 
 
 def test_leases_that_go_out_late_are_not_overdue() -> None:
-    """A commit may take a minute; what it delays is nobody's fault, and nobody is slower for it."""
+    """A commit may take a minute. A delay by it makes no worker hung, lost or slower."""
     crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
     crew.join("a")
     crew.say("a", Progress(micro_steps=1))

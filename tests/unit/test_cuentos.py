@@ -86,12 +86,12 @@ PLANTED = {
     r" \w+\W*$": "",
     r"(?<=\w)(\w)(?=\w)": r"\1\1",
 }
-"""What a place that may be wrong looks like, and what is written there: a word lost, doubled, in another place, a mark
-lost, the end cut off, a letter doubled."""
+"""Faults by the pattern of the place: a word lost, doubled or moved, a punctuation mark lost, the end cut off, a letter
+doubled."""
 
 
 def test_checker_rejects_planted_errors() -> None:
-    """One in each story. Wrong agreement and wrong mentions: those of the pairs, below."""
+    """One error in each story. The tests of minimal pairs below have wrong agreement and wrong mentions."""
     chance, accepted = random.Random(5), []
     for text in stories(1_000, seed=5):
         pattern, wrong = chance.choice([*PLANTED.items()])

@@ -1,4 +1,4 @@
-"""What the pages tell to type exists: commands, options, `--set` keys; in both languages the same commands."""
+"""Commands, options and `--set` keys in the documentation exist, and both languages have the same commands."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from tools.guide_lines import FENCE
 
 ROOT = Path(__file__).parents[2]
 OLDER = "older-guides.md"
-"""They quote what others tell to type."""
+"""This page quotes the commands of other guides."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 TRANSLATED = {ROOT / "README.md": ROOT / "README.es.md"} | {
     ROOT / "docs" / page.name: page for page in sorted((ROOT / "docs/es").glob("*.md"))
@@ -46,14 +46,14 @@ def calls(text: str) -> Iterator[list[str]]:
 
 
 def mentioned(text: str) -> Iterator[list[str]]:
-    """Those in a sentence; `up|join` is two."""
+    """The calls inside sentences; `up|join` stands for two."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     for span in re.findall(r"`cuadrilla ([a-z-][^`]*)`", " ".join(prose.split())):
         yield from map(list, product(*(word.split("|") for word in words_of(span))))
 
 
 def words_of(text: str) -> list[str]:
-    """A command may stand within the quotes of another one."""
+    """The words of a call, which may end with the quote of an outer command."""
     for end in ("", '"', "'"):
         try:
             return shlex.split(text.removesuffix(end) if end else text)
@@ -63,7 +63,7 @@ def words_of(text: str) -> list[str]:
 
 
 def wrong_with(arguments: list[str]) -> str:
-    """Why the command would not take these; "" if it would."""
+    """Why the command would refuse these arguments; "" if it accepts them."""
     command: click.Command = typer.main.get_command(command_line(arguments))  # type: ignore[assignment]
     words = [word for word in arguments if word not in ("--json", "--debug")]
     if words[:1] == ["--lang"]:
@@ -84,7 +84,7 @@ def wrong_with(arguments: list[str]) -> str:
 
 
 def wrong_key(text: str) -> str:
-    """Of `section.key=value`; the keys of all kinds of a section count."""
+    """Why the key of `section.key=value` does not exist, in any kind of its section; "" if it does."""
     section, _, key = text.partition("=")[0].partition(".")
     field = Config.model_fields.get(section)
     if field is None:

@@ -1,7 +1,7 @@
-"""Each check of `doctor`, on the texts that real programs print: what it says when they are there, and silence else.
+"""Each check of `doctor`, on texts that real programs print: it has a finding for a fault, and none otherwise.
 
-The texts are those of `docker`, `netsh`, `ufw`, ... as their documentation and their users' reports show them; a
-healthy machine of each kind gets no finding at all.
+The texts of `docker`, `netsh`, `ufw`, ... are from their documentation and from users' reports. A healthy machine of
+each kind has no finding at all.
 """
 
 import json
@@ -48,7 +48,7 @@ def test_a_healthy_machine_gets_no_finding(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_known_is_no_finding(kind: str) -> None:
-    """Where nothing could be found out nothing is said to be wrong, but for the network, of which there is none."""
+    """A machine of which nothing is known has no finding, except that it has no network."""
     unknown = changed(KINDS[kind], programs={"docker info": GONE}, cards=(), way_out="", reachability="plain")
     assert {name for name, _ in sick(unknown)} <= {"network.address"}
 

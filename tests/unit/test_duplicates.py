@@ -1,4 +1,4 @@
-"""What lies in other documents: wherever it begins there, however it is cut; the first document stays."""
+"""Documents that others contain are found wherever they begin there and however they are cut; the first one stays."""
 
 import random
 

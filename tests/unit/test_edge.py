@@ -1,4 +1,4 @@
-"""Who gets past the edge of a service, called as a server would call it, and what is told to the others."""
+"""Which requests pass the edge of a service, called as a server would call it, and how the others are refused."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ Head = Sequence[tuple[str, str]]
 
 @dataclass
 class Inside:
-    """An application that keeps what reaches it, and says `ok`."""
+    """An application that keeps the requests that reach it, and answers `ok`."""
 
     bodies: list[bytes] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Answer:
     reached: list[bytes]
     """The bodies that the application has seen."""
     left: int
-    """Parts of the request that nobody has received."""
+    """Number of parts of the request that were not read."""
 
 
 def ask(
@@ -72,7 +72,7 @@ def ask(
 
 
 def refused(answer: Answer, status: int) -> None:
-    """In OpenAI's form, and the application has seen nothing."""
+    """The answer is an error in OpenAI's form, and the request has not reached the application."""
     assert answer.status == status
     assert not answer.reached
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
@@ -87,7 +87,7 @@ def refused(answer: Answer, status: int) -> None:
     ],
 )  # fmt: skip
 def test_no_key_or_a_wrong_one(authorization: str | None) -> None:
-    """A stranger's body is not read, either."""
+    """The body of a stranger's request is not read, either."""
     head = [] if authorization is None else [("Authorization", authorization)]
     for path in ("/v1/models", "/metrics", "/", "/healthz/", "//healthz", "/nowhere", "/HEALTH"):
         answer = ask("POST", path, [*head, JSON], parts=[b"x" * 900] * 50, key=KEY)
@@ -107,7 +107,7 @@ def test_the_key() -> None:
 
 @pytest.mark.parametrize("host", [None, "", "evil.example", "127.0.0.1.evil:80", f"x@{HOST}", "localhost:x"])
 def test_without_a_key_it_goes_by_the_names_of_this_machine(host: str | None) -> None:
-    """A page whose name leads here (DNS rebinding) has none of them; nor has it a key."""
+    """A page whose host name was bound to this address (DNS rebinding) has another name, and no key."""
     refused(ask("GET", "/healthz", host=host), 421)
     assert ask(host=host, head=[BEARER], key=KEY).status == 200
     for own in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000"):

@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> GPT2:
-    """One that has learnt SENTENCE by heart."""
+    """A model that has memorised SENTENCE."""
     torch.manual_seed(0)
     made = GPT2(GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=32))
     ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode(SENTENCE)]])

@@ -59,7 +59,7 @@ def filled(series: Series, rounds: int) -> Series:
 
 def test_a_short_run_has_a_point_for_each_version() -> None:
     series = filled(Series(8), 3)
-    series.add(2, {"loss": 9.0, "val": 1.0}, number=4)  # a later row of a version holds
+    series.add(2, {"loss": 9.0, "val": 1.0}, number=4)  # the later row of a version counts
     news = series.since(0)
     assert news == {"first": 0, "x": [1, 2, 3], "columns": {"loss": [1, 9, 3], "val": [None, 1, None]}}
 
@@ -72,7 +72,7 @@ def test_a_long_run_has_means() -> None:
 
 @pytest.mark.parametrize("rounds", [20, 200])
 def test_shares_are_one_together(rounds: int) -> None:
-    """Whoever computed a step: one worker, two, or others when it was redone after a crash."""
+    """The shares of a step add up to one, also where other workers repeated it after a crash."""
     series = Series(64, fills=True)
     for number, version in enumerate([*range(1, rounds + 1), *range(rounds // 2, rounds + 1)]):
         shares = {"a": 1.0} if version % 3 else {"a": 0.75, "b": 0.25}

@@ -32,7 +32,7 @@ FILES = {
 
 
 def pack(path, files, **options):
-    """An archive of the kind that its name says."""
+    """Write an archive, of the kind that its name says."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in files.items():

@@ -1,4 +1,4 @@
-"""Generation: equal to reading everything anew, equal in batches, its own random numbers, text without broken parts."""
+"""Generation: as without a cache, alike in batches, with its own random numbers, and without broken characters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def make(*, context: int = 64, dtype: torch.dtype = torch.float32) -> GPT2:
 
 
 def all_of(model: GPT2, prompt: list[int], sampling: Sampling) -> tuple[list[int], str]:
-    """The tokens, and why they end."""
+    """The generated tokens, and the reason of their end."""
     found, steps = list[int](), generate(model, prompt, sampling=sampling)
     while True:
         try:
@@ -40,7 +40,7 @@ def all_of(model: GPT2, prompt: list[int], sampling: Sampling) -> tuple[list[int
 
 @torch.no_grad()
 def without_cache(model: GPT2, prompt: list[int], *, num_tokens: int) -> list[int]:
-    """Greedy, by reading the window anew for every token; when it is full, only its last half is kept."""
+    """Greedy tokens without a cache: all of the window is read for every token. A full window keeps its last half."""
     context = model.config.context
     window, ids = prompt[-context:], []
     for _ in range(num_tokens):
@@ -94,7 +94,7 @@ def test_stop_ids_and_length_are_told_apart() -> None:
 
 
 def read_in_parts(copy: InferenceModel, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """The logits behind the last position of each row, read up to `ends[b]` and then token by token."""
+    """The logits after the last position of each row, which is read up to `ends[b]` at once, then token by token."""
     cache = copy.new_cache(len(rows), rows.shape[1])
     x_NC = copy.read(
         cache, [(slot, row[:end].tolist()) for slot, (row, end) in enumerate(zip(rows, ends, strict=True))]
@@ -114,7 +114,7 @@ def read_in_parts(copy: InferenceModel, rows: torch.Tensor, ends: Sequence[int])
 def test_whatever_a_copy_computes_with_gives_the_models_logits(
     monkeypatch: pytest.MonkeyPatch, has_amx: bool, is_amd: bool, dtype: torch.dtype, bytes_per_call: int
 ) -> None:
-    """Rows of unequal lengths, in parts, together and one by one."""
+    """Rows of unequal lengths, which are read in parts, together and one by one."""
     monkeypatch.setattr(inference, "is_amd", lambda: is_amd)
     monkeypatch.setattr(inference, "BYTES_PER_CALL", bytes_per_call)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)

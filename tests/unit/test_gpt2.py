@@ -29,7 +29,7 @@ def batch(length: int = 40, rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference_model_loss(model: GPT2, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Written out again with nothing of ours but the parameters, in their own dtype."""
+    """The loss written in plain torch, with the parameters of our model in their own dtype."""
     p = dict(model.named_parameters())
     x = F.embedding(ids, p["transformer.wte.weight"]) + p["transformer.wpe.weight"][: ids.shape[1]]
     for layer in range(model.config.layers):
@@ -61,7 +61,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven rows in a chunk, so that several groups of chunks and a broken last one occur."""
+    """Seven rows in a chunk, so that there are several groups of chunks and an incomplete last one."""
     monkeypatch.setitem(kernels.CHUNK_NUMBERS, "cpu", 7 * ODD_VOCABULARY)
 
 
@@ -81,7 +81,7 @@ def test_fp32_loss_and_every_gradient_equal_plain_torch_in_float64() -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ignored_targets_leave_no_trace(dtype: torch.dtype) -> None:
-    """A row of which nothing counts has no gradient, whatever it holds; all ignored is a loss of 0."""
+    """A row without targets that count has no gradient, whatever its values. If all are ignored the loss is 0."""
     model, (ids, targets) = tiny(), batch()
     model.compute_dtype = dtype
     ignored = torch.full_like(targets, -100)

@@ -1,4 +1,4 @@
-"""The guard skips a spike, goes back after three, gives up after `rollbacks`, and judges alike after a resume."""
+"""The guard skips a spike, rolls back after three, gives up after `rollbacks`, and judges the same after a resume."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_a_spike_is_skipped_and_forgotten(loss: float, norm: float) -> None:
 
 @pytest.mark.parametrize(("loss", "norm"), [(4.375, 0.5), (4.1, 0.9)])
 def test_a_passage_that_is_a_little_harder_is_no_spike(loss: float, norm: float) -> None:
-    """Seen with 256 tokens in a step; loss and norm before it differed by 2 %."""
+    """This was seen with 256 tokens in a step, after steps whose loss and norm differed by 2 %."""
     guard = Guard(section=GuardSection())
     for i in range(60):
         guard.judge(loss=4.1 * (1 + 0.02 * (i % 2)), norm=0.5 * (1 + 0.02 * (i % 2)))

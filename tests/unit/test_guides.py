@@ -30,7 +30,7 @@ def without_answer(text: str) -> list[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["lines"][0][:40])
 def test_the_tests_of_a_row_exist(row: dict[str, object]) -> None:
-    """A row without one only leads to a page that compares, or to pages of others."""
+    """A row without a proof only links to a page of comparisons, or to pages of other projects."""
     assert row.get("tests") or "other-tools.md" in str(row["en"]) or str(row["en"]).startswith("To read")  # type: ignore[attr-defined]
     for test in row.get("tests", []):  # type: ignore[attr-defined]
         file, _, name = test.partition("::")

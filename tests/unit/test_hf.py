@@ -46,7 +46,7 @@ PECULIAR = [
 
 @pytest.mark.parametrize("peculiar", PECULIAR, ids=str)
 def test_both_compute_the_same_of_folders_of_either(peculiar: dict[str, Any], tmp_path: Path) -> None:
-    """Also of theirs without a head, whose names lack the prefix."""
+    """Also for a transformers model without a head, whose weights lack the prefix in their names."""
     shape, eager, hf = {**SHAPES[1], **peculiar}, {"attn_implementation": "eager"}, transformers()
     theirs = hf.GPT2LMHeadModel(hf.GPT2Config(**config_to_hf(GPT2Config(**shape), end_of_text=None), **eager))
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_file_longer_than_it_says_is_refused_unread(tmp_path: Path) -> None:
-    """Eight terabytes of nothing, which take no room on the disk."""
+    """A sparse file of eight terabytes, which takes no room on the disk."""
     save_hf(make(SMALL), tmp_path)
     with open(tmp_path / "model.safetensors", "r+b") as file:
         file.truncate(2**43)

@@ -19,12 +19,12 @@ Row = dict[str, Any]
 
 
 def use(busy: float | None = None, users: dict[int, float] | None = None) -> Row:
-    """What the driver says of a card, in percent."""
+    """A driver's report on a card, in percent."""
     return {"busy_percent": busy, "users": None if users is None else [[pid, part] for pid, part in users.items()]}
 
 
 class Cards:
-    """What the driver is to say at each look; the last answer stays."""
+    """Reports that a driver gives one after the other; the last one is repeated."""
 
     def __init__(self, *uses: Row) -> None:
         self.answers = list(uses)
@@ -36,7 +36,7 @@ class Cards:
 def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:
     made = IdlePolicy(OwnerRules(while_idle=True), home=home, gpus=cards, **options)  # type: ignore[arg-type]
     made._told_apart = True
-    made._others = lambda: 0.0  # type: ignore[method-assign]  # the processors of whoever runs the tests
+    made._others = lambda: 0.0  # type: ignore[method-assign]  # else the CPU load of the machine that runs the tests
     return made
 
 
@@ -75,7 +75,7 @@ def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch
 
 
 def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
-    """It may be all our own work: that must not keep us from it. Before work begins it is others'."""
+    """The load may be the worker's own, so it must not stop one that works. Before it works, others cause the load."""
     cards, home = Cards(use(100)), Home(tmp_path / "home")
     assert policy_with(cards, home).why_wait(working=True) is None
     assert policy_with(cards, home).why_wait(working=False) == "the machine is being used"
@@ -83,7 +83,7 @@ def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
 
 
 def test_work_of_low_priority_is_counted_once(tmp_path: Path) -> None:
-    """The system counts it as nice, beside the work of others: taken away twice, others would seem to do nothing."""
+    """The system counts it separately, as nice. Subtracted a second time, the work of others would seem to be zero."""
     script = """
 from cuadrilla.crew.idle_policy import OwnerRules, set_priority
 set_priority(OwnerRules(low_priority=True))

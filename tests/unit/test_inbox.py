@@ -1,4 +1,4 @@
-"""What a worker reads of what has come: nothing outdated, and never a lease without the version that it is for."""
+"""Which of the arrived messages a worker reads: no outdated ones, and no lease before the version that it is for."""
 
 import pytest
 

@@ -22,7 +22,7 @@ INVITES = st.builds(
     key_hash=st.binary(min_size=32, max_size=32),
     secret=st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
 )
-# What a hand or a machine puts in place of a character: all of ASCII and what looks or behaves like it.
+# Replacements of a character by a typing error: all of ASCII, and characters that look or behave like them.
 WRONG_CHARACTERS = "".join(map(chr, range(32, 127))) + "\n\t\u00a0\u200bóñ\u0131\u212a«"
 SAMPLE = Invite(address=Address("192.168.1.20", 47470), key_hash=bytes(range(32)), secret=bytes(range(20)))
 SAMPLE_TEXT = (
@@ -40,7 +40,7 @@ def refusal(text: str) -> LinkError:
 
 
 def test_the_text_is_a_promise() -> None:
-    """Printed by one version, read by another: may change only together with the prefix."""
+    """An invite may be printed by one version and read by another, so its form may change only with its prefix."""
     assert str(SAMPLE) == SAMPLE_TEXT
     assert Invite.parse(SAMPLE_TEXT) == SAMPLE
 
@@ -60,7 +60,7 @@ def test_parse_reads_what_str_writes_however_it_travels(invite: Invite, data: st
 
 @pytest.mark.parametrize("host", ["fd00::7", "portatil-ana.local"])
 def test_every_wrong_character_of_an_invite(host: str) -> None:
-    """All substitutions, deletions, insertions and swaps; the checksum is linear, so one secret will do."""
+    """All substitutions, deletions, insertions and swaps. One secret is enough, because the checksum is linear."""
     invite = Invite(address=Address(host, 47470), key_hash=SAMPLE.key_hash, secret=SAMPLE.secret)
     text = str(invite)
     for place in range(len(text)):
@@ -145,7 +145,7 @@ OVER = "the invite has been used, or it has expired"
 
 
 def let_in(invites: Invites, secret: bytes) -> str:
-    """Nothing, or why not."""
+    """The reason of the refusal, or "" if the secret is accepted."""
     try:
         with invites.letting_in(secret):
             return ""

@@ -1,4 +1,4 @@
-"""What ranks decide from what all of them say: pure functions of the island."""
+"""The decisions of ranks from the messages of all ranks: pure functions of the island."""
 
 from collections.abc import Iterator
 
@@ -83,7 +83,7 @@ def test_an_island_is_one_worker():
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """Of this process alone."""
+    """An island of one rank, this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Messages about whole runs from machines that nobody vouches for, and what a node takes from a coordinator."""
+"""Messages about whole runs from untrusted machines, and which settings a node takes over from a coordinator."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ NAMES = st.one_of(
 
 
 def arrived(kind: type, **fields: Any) -> Any:
-    """A message whatever its values are, if it is one."""
+    """Encode a message with any field values, and decode it. Raises LinkError if it is refused."""
     return wire.decode(f"{kind.__name__} {json.dumps(fields)}".encode(), kind)
 
 
@@ -60,7 +60,7 @@ def test_orders_that_reach_beyond_a_job_are_refused(job: str, begun: list[str]) 
         arrived(Recall, job="../x")
 
 
-# What a node makes of another machine's run file
+# How a node uses a run file of another machine
 
 RUN_FILE = """
 [data]
@@ -77,7 +77,7 @@ def theirs(*sets: str) -> str:
 
 
 def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
-    """Not by an alarm either, which is a program; nor does it fill the disk."""
+    """Neither by an alarm, which is a program. It cannot fill the disk with checkpoints, either."""
     alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.address_file="/home/ana/.netrc"')
     hostile = load_dumped(theirs(*alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
     assert hostile.alarm.command

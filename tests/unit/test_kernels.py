@@ -1,4 +1,4 @@
-"""Which kernels are taken: by a rule; whatever is taken computes the same."""
+"""A rule chooses the kernels, and all of them compute the same."""
 
 import pytest
 import torch

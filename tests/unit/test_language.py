@@ -100,7 +100,7 @@ def test_loss_is_a_sum_and_counts_tokens(task: LanguageTask) -> None:
 
 
 def test_held_out_measures_and_how_sure_they_are(task: LanguageTask) -> None:
-    """The standard error over sequences, whatever the batches; one sequence alone cannot tell."""
+    """The standard error is over sequences and does not depend on batches; for a single sequence there is none."""
     model, data = model_of(task), task.data("val")
     items = [data[number] for number in range(len(data))]
     losses = [model.loss(batch["ids"], batch["targets"]).item() / CONTEXT for batch in map(collate, zip(items))]

@@ -1,4 +1,4 @@
-"""Which address `up` takes by itself: the local network's, never a VPN's; and where somebody must choose."""
+"""Which address `up` chooses: one of the local network, never of a VPN; and where the user must choose."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who gets to read what: a person our warnings, the run's logs everything, and neither anything that acts."""
+"""Users see our warnings, the run's logs have everything, and neither contains control characters."""
 
 import logging
 import sys
@@ -39,7 +39,7 @@ def test_a_record_reaches_terminal_and_file_harmless(log_file: Path, capsys: pyt
 def test_what_libraries_say_is_in_the_file_only(
     log_file: Path, library: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ray makes a handler of its own for stderr when it is imported."""
+    """Ray adds its own handler for stderr when it is imported."""
     theirs = logging.getLogger(library)
     theirs.addHandler(logging.StreamHandler(sys.stderr))
     to_files_only(library)

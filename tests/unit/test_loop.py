@@ -1,4 +1,4 @@
-"""What the training loop asks of a link, what it says of the time that this took, and how long its passes are."""
+"""The training loop: its calls to the link, the transfer times that it reports, and the lengths of its passes."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.tasks import RaggedRegression
 
 
 def test_a_version_is_downloaded_once_and_for_a_lease_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is leased a second time costs no transfer, or its worker would seem to compute in no time."""
+    """A second lease of the same version reports no transfer time, else its computing would seem to take no time."""
     clock = Clock()
 
     class SlowLink(Led):

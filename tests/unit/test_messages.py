@@ -1,4 +1,4 @@
-"""What a person reads: messages, the errors made of them, the language, help in Spanish, what lacks a translation."""
+"""Texts for users: messages and errors, the choice of the language, help in Spanish, texts without a translation."""
 
 import errno
 import gettext
@@ -113,7 +113,7 @@ def test_the_first_variable_that_is_set_decides() -> None:
 
 
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit code of `cuadrilla ARGUMENTS`, and what it prints: words with one blank between them, no frames."""
+    """The exit code of `cuadrilla ARGUMENTS` and its output, reduced to words with one blank between them."""
     monkeypatch.setattr(sys, "argv", ["cuadrilla", *arguments])
     code = run()
     printed = capsys.readouterr()
@@ -179,7 +179,7 @@ def test_the_panels_and_lines_of_the_list_in_spanish(
 
 
 def test_help_names_what_the_code_does() -> None:
-    """It is a literal, for the catalogue."""
+    """The template must be a literal, so that it gets into the catalogue."""
     assert f"({ACCEPTED})" in data.SOURCES_HELP
 
 

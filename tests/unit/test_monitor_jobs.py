@@ -1,4 +1,4 @@
-"""The runs of a queue and the trials of a search, as their files tell of them, and the machines that do them."""
+"""The runs of a queue and the trials of a search, read from their files, and the machines that train them."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_a_queue(tmp_path: Path, queue: RunQueue) -> None:
     assert [dos_now[key] for key in ("state", "machine", "reason")] == ["failed", "ana", "the disk is full"]
     machines = [(each["name"], each["here"], each["job"], each["share"]) for each in now["machines"]]
     assert machines == [("ana", True, "", None), ("luis/cuda:0", True, "uno 3/10", None)]
-    ended = read(tmp_path / "queue")  # nobody hands out any more, so nobody has a run
+    ended = read(tmp_path / "queue")  # no process hands out runs any more, so no machine has one
     assert [job["state"] for job in ended["jobs"]] == ["waiting", "waiting", "failed"]
 
 

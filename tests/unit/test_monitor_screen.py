@@ -111,7 +111,7 @@ def test_a_run_that_nobody_has_joined() -> None:
 
 
 def test_what_this_machine_hands_out() -> None:
-    """A name that is a word of ours stays what it is."""
+    """A machine's name is not translated, even if it is a word of the catalogue."""
     jobs = [{"state": "complete"}, {"state": "running"}]
     crew = {**CREW, "name": "queue", "jobs": jobs, "machines": [{**PC, "share": None, "job": "failed 3/9"}]}
     head, names, pc = lines(run_screen(crew, clock="10:00:00"))

@@ -1,4 +1,4 @@
-"""The list of nodes: one name, one token; damaged lists let nobody in; no change is lost."""
+"""The list of nodes: one token for each name; a damaged list admits no node; no change is lost."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What may be asked of a service: every field with everything that it is not, and what is made of the rest."""
+"""Requests to a service: every field with values that it may not have, and how valid requests are understood."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ from cuadrilla.serve.openai import (
 )
 
 MAX_ERRORS = 8
-"""However long a list is: errors that are told by the million take seconds, and everybody waits."""
+"""Errors of one list that are reported at most. Reporting a million would take seconds, while all clients wait."""
 SAID = {"messages": [{"role": "user", "content": "Hola"}]}
 WRONG: dict[str, list[Any]] = {
     "model": [1, ["a"]],
@@ -122,7 +122,7 @@ UNKNOWN = {
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """As vLLM, llama.cpp and SGLang do; those of a message and its parts, too."""
+    """As vLLM, llama.cpp and SGLang do. Unknown fields of a message and of its parts are ignored, too."""
     part = {"type": "text", "text": "a", "cache_control": {}}
     message = {"role": "user", "content": [part], "id": "1", "timestamp": 0}
     for asked in (
@@ -166,7 +166,7 @@ def test_sampling_of_a_call_that_says_nothing() -> None:
 @example({"top_p": 1e-46})
 @example({"top_p": 5e-324, "top_k": 3})
 def test_whatever_is_within_the_bounds_can_be_sampled(asked: dict[str, Any]) -> None:
-    """A token that does not exist would end the rows of everybody else in its step: fp32 has no 1e-46."""
+    """A token that does not exist would end all rows of its step. (fp32 cannot represent 1e-46.)"""
     found = sampling(**json.loads(json.dumps(asked)))
     logits_BV, draws_B = torch.randn(3, 11, generator=torch.Generator().manual_seed(1)), torch.tensor([0.0, 0.5, 0.999])
     assert all(0 <= token < 11 for token in choose(logits_BV, sampling=found, draws_B=draws_B).tolist())

@@ -12,7 +12,7 @@ from cuadrilla.train.optim import MUON_COEFFICIENTS, MUON_STEPS, Muon, Optimizer
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 32), (1, 5)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.06)])
 def test_orthogonalised_gives_each_singular_value_its_polynomial(shape, dtype, tolerance):
-    """Beside the decomposition in float64; matrices of one batch know nothing of each other."""
+    """Compared with the decomposition in float64. Matrices of one batch do not influence each other."""
     scales = torch.tensor([1.0, 1e-3, 1e4])[:, None, None]
     batch = scales * torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     a, b, c = MUON_COEFFICIENTS
@@ -28,7 +28,7 @@ def test_orthogonalised_gives_each_singular_value_its_polynomial(shape, dtype, t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_muon_is_torchs_muon(dtype, monkeypatch):
-    """Same start, same gradients; shapes mixed, of one more than fit in a batch, one without a gradient."""
+    """Same start and same gradients, with mixed shapes: one has more matrices than a batch, one has no gradient."""
     monkeypatch.setattr(optim, "BATCH_NUMBERS", 2 * 72)
     shapes = [(6, 6), (12, 6), (6, 12), (12, 6), (6, 6), (12, 6), (2, 2)]
     after = []
@@ -50,7 +50,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
 
 
 def train_both(section, theirs, *, steps=12):
-    """Ours and torch's on the same layers with the same gradients; both end results."""
+    """Run our optimizer and torch's on the same layers with the same gradients, and return both results."""
     after = []
     for make in (make_optimizer(section, is_matrix=lambda *_: False, dtype=torch.float32), theirs):
         generator = torch.Generator().manual_seed(2)

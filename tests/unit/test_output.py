@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr: letters that an encoding lacks, and foreign text, which nothing may obey."""
+"""Output to stdout and stderr: letters that an encoding lacks, and foreign text without control characters."""
 
 import io
 import json
@@ -15,8 +15,6 @@ NAME = "año 🙂 caf\udce9"
 
 
 class Pipe(io.TextIOWrapper):
-    """Stands for stdout."""
-
     def __init__(self, encoding: str, errors: str = "strict") -> None:
         self.raw_bytes = io.BytesIO()
         super().__init__(self.raw_bytes, encoding=encoding, errors=errors, newline="\n")
@@ -60,7 +58,7 @@ def test_a_name_that_a_locale_keeps_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_terminal_gets_nothing_to_obey_and_a_pipe_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's text comes piece by piece, and may have to be saved as it is."""
+    """The text of a model comes in pieces, and a user may redirect it into a file, where it must stay as it is."""
     for stdout, shown in ((Terminal("utf-8"), SHOWN), (Pipe("utf-8"), FOREIGN)):
         monkeypatch.setattr(sys, "stdout", stdout)
         for char in FOREIGN:

@@ -1,4 +1,4 @@
-"""The saved page of a run: what it holds of a run directory, however torn or hostile, and that it is one file."""
+"""The saved page of a run: its content, also of torn and hostile run directories, and that it is a single file."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def held(run: RunDir) -> dict[str, Any]:
-    """What a page holds, as a browser would find it: up to the first end tag of a script."""
+    """The data of a page, as a browser would find it: up to the first end tag of a script."""
     found = re.search(r'id="frozen" type="application/json">(.*?)</script', frozen_page(run), re.DOTALL)
     assert found
     value = json.loads(found[1])
@@ -89,7 +89,7 @@ def test_it_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> 
     assert page.stat().st_size > 1000
 
 
-# What stands beside the curves
+# The texts beside the curves
 
 
 def test_the_model_its_text_and_notes_of_it(run: RunDir) -> None:
@@ -104,7 +104,7 @@ def test_the_model_its_text_and_notes_of_it(run: RunDir) -> None:
 
 
 def test_its_words_are_those_of_all_packages_that_it_says(run: RunDir) -> None:
-    """A reason that another package has written down is in Spanish, too."""
+    """Reasons that other packages write into the run's files are in Spanish, too."""
     found = re.search(r"const SPANISH = (\{.*\});", frozen_page(run))
     assert found
     words = json.loads(found[1])
@@ -114,7 +114,7 @@ def test_its_words_are_those_of_all_packages_that_it_says(run: RunDir) -> None:
 
 
 def test_how_far_it_is_and_what_is_left(run: RunDir) -> None:
-    """Of a run that goes on: the rest at the pace of the newest steps; windows have several in a row."""
+    """The time left of a running run, by the speed of the newest steps. A row of windows has several steps."""
     write_json(run.config, {"values": {}, "num_steps": 100})
     add_rows(run.metrics, [{"version": 50 + 2 * n, "steps": 2, "seconds": 3.0} for n in range(1, 21)])
     reader = RunReader(run)

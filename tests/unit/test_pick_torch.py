@@ -1,4 +1,4 @@
-"""Which torch for which machine; the package's own remedies must name the same builds."""
+"""Which build of torch is chosen for which machine. The remedies that the package prints must name the same builds."""
 
 import itertools
 

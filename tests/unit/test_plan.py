@@ -1,4 +1,4 @@
-"""The plan by hand: what a crew brings, by which strategy, with whom; machines that are described."""
+"""The plan for described machines, computed by hand: the gain of a crew, by which strategy and with which machines."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def test_without_a_network_exact_reaches_the_ceiling() -> None:
 
 
 def test_a_round_is_the_slowest_transfer_and_its_units() -> None:
-    """The mac needs 2 s for 1,000 bytes and two delays, and an eighth of a second for a unit, as the pc does."""
+    """The mac needs 2 s for 1,000 bytes and two delays. Each machine needs an eighth of a second for a unit."""
     long = replace(WORK, units_per_step=160)
     found = {each.steps: each for each in predict(Crew(machines=[PC, MAC]), long)}
     assert found[1].shares == {"pc": 88, "mac": 72}  # 11 s, and 2 + 9 s
@@ -61,7 +61,7 @@ def test_optimizer_steps_cost_the_coordinator_and_in_windows_every_worker() -> N
 
 
 def test_a_token_teaches_more_in_smaller_steps() -> None:
-    """Measured in runs of 1 M tokens (docs/experiments.md): 0.87 and 0.47 of what it does in steps of 1,024."""
+    """Measured in runs of 1 M tokens (docs/experiments.md): a token is worth 0.87 and 0.47 of one in steps of 1,024."""
     assert 1 / smaller_steps_teach(4_096, parts=4, num_steps=244) == pytest.approx(0.87, abs=0.04)
     assert 1 / smaller_steps_teach(16_384, parts=16, num_steps=61) == pytest.approx(0.47, abs=0.07)
     assert smaller_steps_teach(16_384, parts=4, num_steps=10**6) == pytest.approx(1.0, abs=0.02)

@@ -1,4 +1,4 @@
-"""Which devices of a machine work: what `auto` takes and leaves out, what a name means, how the cores are shared."""
+"""Which devices of a machine work: the choice of `auto`, the meaning of names, and the cores of each device."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_auto_takes_the_processor_where_it_adds() -> None:
 
 
 def test_what_could_not_be_measured_is_not_said_to_add_nothing() -> None:
-    """A card whose memory is full multiplies nothing."""
+    """A card whose memory is full fails at the trial product."""
     full = Device(kind="cuda", index=0, name="full", gflops=0.0)
     choice = chosen("auto", full, CPU)
     assert labels(choice) == ["cuda:0"]

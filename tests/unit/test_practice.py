@@ -22,7 +22,7 @@ def link(clock: Clock) -> PracticeLink:
 
 
 def one_pass(link: PracticeLink, clock: Clock, *, seconds: float) -> float:
-    """How long a pass of so many seconds takes behind the link."""
+    """Make a pass of this length behind the link; the seconds that it takes there."""
     began = clock()
     clock.spend(seconds)
     link.call(Progress(micro_steps=1))
@@ -35,7 +35,7 @@ def test_passes_take_as_long_as_the_speed_says(link: PracticeLink, clock: Clock)
 
 
 def test_a_contribution_takes_as_long_as_its_tensors(clock: Clock) -> None:
-    """800 bits at 800 a second, and a delay for them and for the message; then the coordinator has it."""
+    """1.5 s: 800 bits at 800 bits per second, and twice the delay, for the tensors and for the message."""
     heard: list[float] = []
     shape = Shape(bits_per_second=800.0, delay_seconds=0.25)
     link = PracticeLink(InProcLink(lambda _: heard.append(clock())), shape=shape, clock=clock, sleep=clock.spend)
@@ -50,7 +50,7 @@ def test_a_process_that_was_stopped_does_not_pay_for_it(link: PracticeLink, cloc
 
 
 class Held:
-    """A link whose events come when the test says so, and whose tensors take four seconds."""
+    """A link whose events come when the test lets them, and whose tensors take four seconds."""
 
     def __init__(self, clock: Clock, *events: ToWorker) -> None:
         self.clock, self.events = clock, list(events)
@@ -105,7 +105,7 @@ def test_speeds_are_those_while_something_travels(clock: Clock) -> None:
 
 
 def test_step_share_and_speed_are_said_at_once_and_then_now_and_then(clock: Clock) -> None:
-    """Three of eight units; then half of them, too soon; then all."""
+    """Leases of three, four and eight of the step's eight units. The second comes too soon for a line of its own."""
     inner, said = Held(clock, lease(7, units=3), lease(8, units=4), lease(9, units=8)), list[str]()
     inner.go.set()
     link = PracticeLink(inner, lines=OwnerLines(said.append, units_per_step=8), clock=clock)

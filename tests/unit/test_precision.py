@@ -1,4 +1,4 @@
-"""Which device is taken and which arithmetic, by facts about the machine; and what is refused."""
+"""Which device and which arithmetic are chosen for a machine, and which choices are refused."""
 
 import pytest
 import torch
@@ -77,4 +77,4 @@ def test_bf16_reaches_the_passes_of_any_model_and_no_weight() -> None:
     with chosen.around(layer, CPU):
         assert layer(torch.zeros(1, 3)).dtype == torch.bfloat16
     assert layer.weight.dtype == torch.float32
-    assert not hasattr(layer, "compute_dtype")  # only models that know it are told
+    assert not hasattr(layer, "compute_dtype")  # only models that have this attribute get it

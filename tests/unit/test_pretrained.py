@@ -39,7 +39,7 @@ def published(tokenizer: Tokenizer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parts(published: Path) -> Path:
-    """The same, its embedding in the first file, and all else in the second."""
+    """The same model in two files: the embedding in the first one, all else in the second one."""
     tensors = safetensors.torch.load_file(published / WEIGHTS)
     (published / WEIGHTS).unlink()
     safetensors.torch.save_file({EMBEDDING: tensors.pop(EMBEDDING)}, published / FIRST)

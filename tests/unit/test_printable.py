@@ -1,4 +1,4 @@
-"""What reaches a terminal: letters of all kinds as they are, and nothing that it obeys."""
+"""Text for a terminal: letters of all kinds stay as they are, and control characters are replaced."""
 
 import json
 import unicodedata

@@ -1,4 +1,4 @@
-"""What one sees of a training that takes long: a line within a step."""
+"""The progress of a training with long steps: a line within a step."""
 
 import pytest
 

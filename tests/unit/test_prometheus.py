@@ -1,4 +1,4 @@
-"""What Prometheus reads of runs: names with units, values of the newest rows."""
+"""The metrics of runs for Prometheus: names with units, and values of the newest rows."""
 
 import json
 import re
@@ -82,10 +82,10 @@ def test_promtool_finds_nothing(running: RunReader) -> None:
 
 
 def test_grafana_asks_for_what_there_is(running: RunReader) -> None:
-    """Each metric that a panel names is one that a crew has."""
+    """Each metric in a panel of the Grafana dashboard is one that a crew has."""
     text = (resources.files("cuadrilla.monitor") / "grafana/dashboards/cuadrilla.json").read_text(encoding="utf-8")
     queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"cuadrilla_\w+", query)}
     there = {name for name, _ in read(metrics_text([("casa", running)]))}
     assert len(queries) > 12
-    assert asked - there == {"cuadrilla_gpu_temperature_celsius"}  # this card does not tell
+    assert asked - there == {"cuadrilla_gpu_temperature_celsius"}  # this card does not report it

@@ -1,4 +1,4 @@
-"""The list of runs that wait for a machine, and who hands them out."""
+"""The queue of runs that wait for a machine, and the loop that hands them out."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from cuadrilla.rundir import RunDir
 
 
 class Hands:
-    """An executor whose machines do what a test says. Runs in `refuses` cannot be begun."""
+    """An executor whose machines do what a test wants. Runs in `refuses` cannot be started."""
 
     def __init__(self, *places: str, refuses: Sequence[str] = ()) -> None:
         self.places = dict.fromkeys(places, "cpu")
@@ -47,7 +47,7 @@ class Hands:
 
 
 class Rounds(threading.Event):
-    """Wakes the loop that hands out, and once more for each thing that a test does; then it is to stop."""
+    """The stop event of the loop. It wakes the loop once, and again after each action of the test; then it is set."""
 
     def __init__(self, hands: Hands, *deeds: Callable[[], object]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Rounds(threading.Event):
 def handed_out(
     queue: RunQueue, hands: Hands, *deeds: Callable[[], object], until_empty: bool = False
 ) -> list[tuple[str, str]]:
-    """What is told: a run and its machine where it begins, a run and its state where it ends."""
+    """Run the loop, and return what it tells: a run with its machine when it begins, with its state when it ends."""
     told: list[tuple[str, str]] = []
 
     def tell(run: QueuedRun, state: str, place: str, _reason: str) -> None:
@@ -106,7 +106,7 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, t
 
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
-    """It goes on before anything new begins."""
+    """It continues before another run begins."""
     hands = Hands("ana", "luis")
 
     def both_end() -> None:
@@ -136,7 +136,7 @@ def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: R
 
 
 def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
-    """One worker of it, too, where it has one for each device; and only the named kind of device."""
+    """A machine's name also stands for each of its devices' workers. A kind of device may be named instead."""
     queue.add(RunDir(tmp_path / "uno"), on=("luis",))
     queue.add(RunDir(tmp_path / "tres"), on=("cuda",))
     assert handed_out(queue, Hands("ana", "luis/cuda:0")) == [("dos", "ana"), ("uno", "luis/cuda:0")]
@@ -144,7 +144,7 @@ def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
 
 
 def test_stop(queue: RunQueue) -> None:
-    """What runs is preempted; what waits is not begun; added again, both begin again."""
+    """A running run is preempted, and a waiting one is not begun. Both begin when they are added again."""
     hands = Hands("ana")
 
     def stops() -> None:

@@ -1,4 +1,4 @@
-"""Which workers a Ray cluster has, from what Ray says of its machines."""
+"""Which workers a Ray cluster gets, from Ray's description of its machines."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a coordinator sits: WSL2, Docker, Podman and plain machines."""
+"""Whether others can reach a coordinator: in WSL2, Docker and Podman, and on plain machines."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What workers tell of their machines: it survives the wire, nothing hostile does, and the files stay bounded."""
+"""Workers' reports on their machines: they arrive unchanged, hostile ones are refused, and the files stay small."""
 
 import json
 import logging

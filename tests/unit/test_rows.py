@@ -1,4 +1,4 @@
-"""Rows that join and leave at any step get what each would get alone."""
+"""Rows that join and leave a batch at any step get the tokens that each would get alone."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def finished(rows: Rows, *joining: Row) -> None:
 
 
 def test_scores_are_the_models_log_probabilities(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a prompt that is read in parts, beside rows that nobody scores, whatever is sampled from."""
+    """Also for a prompt that is read in parts, beside rows without scores, and with any sampling."""
     monkeypatch.setattr(module, "READ_TOKENS", 5)
     sampling = Sampling(temperature=0.7, top_k=5, max_tokens=6, seed=3, presence_penalty=1.0, frequency_penalty=0.5)
     row = Row([5, 6, 7, 8, 9, 10, 11], sampling, num_top=3, scores_prompt=True)

@@ -1,4 +1,4 @@
-"""A run as its directory tells of it: who is there, what each one does, how it ended."""
+"""The state of a run, read from its directory: which machines are there, what each does, and how the run ended."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def some(row: dict[str, Any], *keys: str) -> tuple[Any, ...]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """Two machines at work, one that has left, and one that was there before the run was ended and begun again."""
+    """Two machines at work, one that has left, and one that took part before the run was stopped and resumed."""
     run = RunDir(tmp_path / "mío")
     run.path.mkdir()
     before = [came("joined", "luis", 0), {"time": START, "event": "finished"}]
@@ -113,7 +113,7 @@ def test_the_state(tmp_path: Path, status: object, state: str) -> None:
         run.status.write_text(json.dumps({"state": status}))
     assert state_of(run) == state
     run.lock.write_text(json.dumps({"pid": os.getppid(), "host": os.uname().nodename}))
-    assert state_of(run) == state  # nobody holds it, whatever it says
+    assert state_of(run) == state  # no process holds its lock, whatever its status says
     with FolderLock(run.lock, purpose="a test"):
         assert state_of(run) == "running"
 
@@ -127,7 +127,7 @@ def test_where_no_run_is(tmp_path: Path) -> None:
 
 
 def test_a_machine_s_file_that_was_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is stands at the head of each file; of its past only the end is read."""
+    """The description of a machine is at the head of its file; of its reports only the end of the file is read."""
     monkeypatch.setattr(nodelog, "MAX_BYTES", 10_000)
     run, at = RunDir(tmp_path), iter(range(10**6))
     logs = NodeLogs(run.nodes, clock=lambda: START + next(at))

@@ -1,4 +1,4 @@
-"""Shares of unequal workers: sums, the earliest possible end, and nobody kept whose round costs more than it brings."""
+"""Shares of unequal workers: their sum, the earliest possible end, and no share for a worker that would delay it."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from cuadrilla.plan.share import Pace, finish_seconds, share_units
 
 
 def paces(**members: float | tuple[float, float]) -> dict[str, Pace]:
-    """Speed, or speed and fixed seconds, by name."""
+    """Paces by name, each from a speed, or from a speed and fixed seconds."""
     pairs = {name: value if isinstance(value, tuple) else (value, 0.0) for name, value in members.items()}
     return {name: Pace(units_per_second=speed, fixed_seconds=fixed) for name, (speed, fixed) in pairs.items()}
 

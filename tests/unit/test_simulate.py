@@ -30,7 +30,7 @@ from tests.simulate.run import (
 
 LONG_ROUNDS = replace(RULES, units_per_step=64)
 TWO_STEPS = replace(RULES, units_per_step=4, step_tokens=4 * UNIT_TOKENS, num_steps=39)
-"""Rounds of as many units as RULES has in a step; the last one has one step."""
+"""Rounds with as many units as a step of RULES has; the last one has one step."""
 STRATEGIES = pytest.mark.parametrize(
     ("strategy", "rules"),
     [
@@ -39,7 +39,7 @@ STRATEGIES = pytest.mark.parametrize(
         pytest.param(Windows(steps=2, strict_lanes=(2, 1, 1)), TWO_STEPS, id="strict windows"),
     ],
 )
-HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
+HAPPENS = (  # each must happen in some of a hundred seeds, else the simulation has become too easy
     *WORKER_FAULTS,
     "answers sent again",
     "damaged checkpoints",
@@ -56,14 +56,14 @@ HAPPENS = (  # among a hundred seeds, or the simulation has become too kind
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """A run of faults warns a lot, and formatting warnings would take a third of the time."""
+    """Faults cause many warnings, and formatting them would take a third of the time."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
 
 
 def check(first: int, count: int, *, strategy: Strategy, rules: Rules) -> Counter[str]:
-    """What happened, all together."""
+    """The counts of all reports together."""
     happened: Counter[str] = Counter()
     for seed in range(first, first + count):
         report = simulate(seed, strategy=strategy, rules=rules)
@@ -108,7 +108,7 @@ def test_the_coordinator_may_die_between_any_two_actions() -> None:
 
 
 def becomes_slow(seed: int, *, at: float) -> World:
-    """`w0` does, ten times, in the middle of its lease and for good; nothing else happens."""
+    """A run in which `w0` becomes ten times slower in the middle of its lease, for good. There is no other fault."""
     world = World(seed, [SimFault(at=at, kind="slow", worker="w0", seconds=FOREVER - 1)], rules=LONG_ROUNDS)
     world.crew.bad_unit, world.crew.bad_rate = -1, 0.0
     for worker in world.crew.workers.values():
@@ -118,7 +118,7 @@ def becomes_slow(seed: int, *, at: float) -> World:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -> None:
-    """From the fifth round on the crew is as fast as its parts, to 15 %."""
+    """From the fifth round on, the crew has at least 85 % of the sum of its workers' speeds."""
     world = becomes_slow(seed, at=30.0)
     report = world.run()
     rates = {name: worker.rate for name, worker in world.crew.workers.items()}
@@ -133,7 +133,7 @@ def test_a_worker_that_becomes_ten_times_slower_costs_its_own_share(seed: int) -
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 7])
 def test_the_round_in_which_it_happens_takes_two_and_a_half_times_as_long_at_most(seed: int) -> None:
-    """Among three or more: those who are done with theirs share it."""
+    """In crews of three or more, workers that have finished their lease share the slow one's."""
     world = becomes_slow(seed, at=100.0)
     assert len(world.crew.workers) >= 3  # of two, the other one may have all of a fast one's lease to do
     times = world.run().committed_at

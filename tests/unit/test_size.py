@@ -1,4 +1,4 @@
-"""Which size of model is chosen for a text and a time, by speeds that are given."""
+"""Which size of model is chosen for a text and a time, at given speeds."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_short_time_is_filled_with_the_smallest() -> None:
 
 @pytest.mark.parametrize(("text", "minutes"), [(410_000, 20), (7_000_000, 120)])
 def test_a_larger_one_where_it_reads_enough(text: int, minutes: float) -> None:
-    """A short text often, or of a long one twice as many tokens as it has weights."""
+    """A model reads a short text several times; of a long text it reads twice as many tokens as it has weights."""
     choice, measured = chosen(text=text, minutes=minutes)
     assert choice.size == "mini"
     assert measured[:2] == ["micro", "mini"]

@@ -1,4 +1,4 @@
-"""Running statistics: what a unit measures, sums without rounding, one step for a version."""
+"""Running statistics: the measurements of a unit, sums without rounding, and one update for each version."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def mean_of(batches: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def measure(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
-    """What a worker sends after a lease of these units."""
+    """The statistics that a worker sends after a lease of these units."""
     statistics = UnitStatistics(model)
     for batch in batches:
         with statistics.collecting_statistics():
@@ -54,7 +54,7 @@ def test_a_history_computed_by_hand(momentum: float | None) -> None:
 
 
 class Twice(nn.Module):
-    """One BatchNorm for two halves of its input; another that is never called; one that is frozen."""
+    """A BatchNorm that is called twice, once for each half of the input; one that is never called; a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_gradient_checkpointing_measures_the_same() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
-    """What a merge gives the journal makes the same step elsewhere; a worker takes the result over."""
+    """The update that a merge gives to the journal makes the same step in another process; a worker gets the result."""
     models = [nn.Sequential(nn.BatchNorm1d(2, momentum=None), nn.Linear(2, 1)) for _ in range(3)]
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())

@@ -1,4 +1,4 @@
-"""Loading a Task from a user's file: what works, and every way in which it does not."""
+"""Loading a Task from a user's file: the ways that work, and the error of every way that does not."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The tokenizer: exact, deterministic, and deaf to special tokens in the text."""
+"""The tokenizer: exact, deterministic, and without special tokens from the text."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def test_truncation_padding_and_dropout_of_a_foreign_tokenizer_are_off(tmp_path)
 
 @pytest.mark.parametrize("normalizers", [[], [{"type": "Sequence", "normalizers": []}]])
 def test_steps_that_do_nothing_are_no_reason_to_refuse_it(tmp_path, normalizers):
-    """As published ones have them (DeepSeek's)."""
+    """Published tokenizers have them (DeepSeek's)."""
     path = foreign(tmp_path, normalizer={"type": "Sequence", "normalizers": normalizers})
     assert Tokenizer(path.read_bytes()).encode_batch(TEXTS) == SMALL.encode_batch(TEXTS)
 

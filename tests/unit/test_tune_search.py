@@ -1,4 +1,4 @@
-"""The decisions of a search: what is tried does not depend on who ends first, nor on breaks."""
+"""The decisions of a search: its trials depend neither on the order in which they end, nor on interruptions."""
 
 import random
 import sys
@@ -40,8 +40,8 @@ def results(search: Search) -> list[tuple[object, ...]]:
 
 
 def carried_out(search: Search, *, places: int = 1, until: int = 10**6, chance: random.Random) -> Search:
-    """By places that train trials and end them in any order, or give them back; at most `until` times. Now and then one
-    fails."""
+    """Run a search on machines that end their trials in any order or give them back, at most `until` of them. Some
+    trials fail."""
     running: list[str] = []
     while until > 0:
         while len(running) < places and (job := search.next_job()) is not None:

@@ -1,4 +1,4 @@
-"""A search's space: what is drawn lies in it, what cannot be searched is refused with the key and a remedy."""
+"""A search's space: drawn values lie in it, and what cannot be searched is refused with the key and a remedy."""
 
 import optuna
 import pytest

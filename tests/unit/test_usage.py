@@ -102,7 +102,7 @@ V1 = {
 
 TIGHTER = {
     **V2,
-    "proc/self/cgroup": "0::/box/inner\n",  # which only its host has
+    "proc/self/cgroup": "0::/box/inner\n",  # a path that only the host has
     "box/memory.max": "9223372036854771712",
     "memory.max": f"{2**30}\n",
     "memory.current": f"{700 * 2**20}\n",

@@ -1,4 +1,4 @@
-"""Windows by hand: what is merged, at which rate, and what is refused. The rest: `inproc/test_strategies.py`."""
+"""Windows, computed by hand: the merge, the learning rates, refused answers. The rest: `inproc/test_strategies.py`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,7 +22,7 @@ STEPS = 4
 
 
 def recipe(rates: list[float], optimizer: Callable[[Parameters], Stepper] = MOMENTUM) -> Recipe:
-    """Notes the steps whose learning rates are asked for."""
+    """A recipe that appends to `rates` each step whose learning rate is asked for."""
 
     def factor(step: float) -> float:
         rates.append(step)
@@ -41,7 +41,7 @@ def lane(
     whole: bool = False,
     parts: int = 1,
 ) -> Answer:
-    """The answer to a lease of version 8 in which each step has so many tokens, each with this gradient."""
+    """The answer to a lease at version 8. Each step has `tokens` tokens, and each token has this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(merge.version(steps=STEPS)["w"].shape)}), Sums()
     worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version(steps=STEPS))
@@ -81,13 +81,13 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps(sh
 
 
 def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> None:
-    """Both lanes have the same gradient: AdamW's steps with it, but for the squares, which are those of the parts."""
+    """Both lanes have the same gradient, so the result is AdamW's steps with it; only the squares are of the parts."""
     model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
     merge = Windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
     merge.reduce(answers, planned_tokens=80)
     merge.step(norm=1.0, version=12, steps=STEPS)
-    assert rates == [9, 10, 11, 12, 12]  # the last one is what is told of the window
+    assert rates == [9, 10, 11, 12, 12]  # the last one is reported for the window
     weight, mean, square, section = 0.0, 0.0, 0.0, AdamWSection(kind="adamw")
     for step in range(1, STEPS + 1):
         mean += (1 - section.beta1) * (2.0 - mean)

@@ -1,4 +1,4 @@
-"""Messages and tensors as bytes: what comes out is what went in, and nothing else gets in."""
+"""Messages and tensors as bytes: they come back unchanged, and all other bytes are refused."""
 
 import gc
 import math
@@ -19,7 +19,7 @@ BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: 
 
 
 def tensors_of(entries: list[tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
-    """Any bits at all, NaNs included."""
+    """Tensors of any bits, NaNs included."""
     made = {}
     for index, (dtype, shape) in enumerate(entries):
         raw = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), dtype=torch.uint8)
