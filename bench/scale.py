@@ -1,4 +1,4 @@
-"""The plan's predictions beside simulated training: nine crews, each on one link, and crews of up to 64 machines.
+"""The plan's predictions beside simulated training: three crews on three links each, and up to 64 machines.
 
     python -m bench.scale [--rounds 20] [--nodes 2 8 32 64]
 

@@ -134,6 +134,6 @@ def test_joining(tmp_path: Path) -> None:
         assert len(before) == 1
         with pytest.raises(Refused, match="has been used"):
             enrol(home, text, address="", name="luis", report=lambda _: None)
-        assert load_node(joined.folder)  # its token is still valid
+        assert load_node(joined.folder)  # its identity is still there
     finally:
         crew.close()
