@@ -32,11 +32,11 @@ const REASONS = [
   _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("not a member of this run any more"),
   _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
   _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"),
-  _("paused: cuadrilla pause --off"), _("left out for {minutes} min: unusable contributions in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
-  _("{error} (exit code {code})"), _("the fastest machine alone, sooner than with the others over this network"), _("all machines together in each step"),
-  _("each machine {steps} steps by itself, then a merge: sooner over this network"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
+  _("paused by this machine's owner; to resume: cuadrilla pause --off"), _("excluded for {minutes} minutes: its contributions were unusable in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
+  _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"),
+  _("each machine makes {steps} steps by itself before a merge, because over this network that is faster"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
   _("{reason}: joining again"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
-  _("loss or gradient out of the usual range: this update is left out, the training goes on"), _("too many updates left out: back to the last checkpoint, with other data from there"),
+  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: training continues from the last checkpoint, without the data in between"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
   const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*?)");
