@@ -71,7 +71,9 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     assert "luis was kicked" in coordinator_said
     assert "the run was stopped by SIGTERM at step" in coordinator_said
     assert said.count("working    as ana") == 1
-    assert said.index("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") < said.index("working again")
+    assert said.index("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") < said.index(
+        "working again"
+    )
     assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}

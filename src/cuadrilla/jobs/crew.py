@@ -89,7 +89,9 @@ class AssignedJob:
         """Path for a file that its machine sends; for the link's threads. Raises LinkError for an unwanted file."""
         match = CHECKPOINT_FILE.fullmatch(path)
         if match is None:
-            raise LinkError("a machine sent a file that is no part of a checkpoint", hint="install the same version there")
+            raise LinkError(
+                "a machine sent a file that is no part of a checkpoint", hint="install the same version there"
+            )
         return self.incoming / f"v{int(match[1]):08d}" / match[2]
 
 

@@ -305,7 +305,10 @@ class CrewServer:
             case Keep() if self._jobs is not None:
                 self._jobs.keep(worker, message, self._data(session, requests))
             case _:
-                raise LinkError("it sent a message about a job, but this coordinator trains one run together", hint="install the same version there")
+                raise LinkError(
+                    "it sent a message about a job, but this coordinator trains one run together",
+                    hint="install the same version there",
+                )
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
         """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""

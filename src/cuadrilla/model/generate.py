@@ -60,7 +60,8 @@ def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sa
 def _check(row: Row) -> None:
     if row.reason == "error":
         raise CheckpointError(
-            "the model computes NaN or infinite values", hint="use another checkpoint: this one may have been damaged in training"
+            "the model computes NaN or infinite values",
+            hint="use another checkpoint: this one may have been damaged in training",
         )
 
 

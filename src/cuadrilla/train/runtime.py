@@ -360,7 +360,9 @@ class CoordinatorRuntime:
                 self._log_incident(said, action, level=logging.WARNING, kind="update skipped")
                 self.store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                said = Message("too many updates were skipped: training continues from the last checkpoint, without the data in between")
+                said = Message(
+                    "too many updates were skipped: training continues from the last checkpoint, without the data in between"
+                )
                 self._log_incident(said, action, level=logging.WARNING, kind="rolled back to the last checkpoint")
                 self.store.roll_back()
             case Verdict.GIVE_UP:
@@ -403,13 +405,16 @@ class CoordinatorRuntime:
 
     def _tell_kind(self, version: int) -> None:
         """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
-        if self._kind == ALONE:
+        if self._kind == ALONE and len(self.coordinator.crew.members) == 1:
+            how = Message("the only machine trains, in smaller steps")
+        elif self._kind == ALONE:
             how = Message("only the fastest machine trains, because over this network that is faster")
         elif self._kind == 1:
             how = Message("all machines together in each step")
         else:
             how = Message(
-                "each machine makes {steps} steps by itself before a merge, because over this network that is faster", steps=self._kind
+                "each machine makes {steps} steps by itself before a merge, because over this network that is faster",
+                steps=self._kind,
             )
         log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
         self.store.event("rounds", version=version, steps=self._kind, reason=how)
