@@ -149,7 +149,7 @@ def test_more_slots_than_memory_holds(model: InferenceModel, monkeypatch: pytest
         precision=choose_precision("fp32", device=torch.device("cpu")), tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
     monkeypatch.setattr(served, "open_model", lambda _path, **_given: opened)
-    with pytest.raises(ResourceError, match="second: there is no room for 2 texts together") as raised:
+    with pytest.raises(ResourceError, match="second: not enough memory to continue 2 texts at once") as raised:
         served.open_served(["second=x"], device="cpu", newest=False, precision="fp32", slots=2, queue=0)
     assert "--slots 1" in raised.value.hint
 

@@ -113,8 +113,8 @@ class Island:
         """
         if config.sync.kind != "exact":
             raise ConfigError(
-                "several ranks cannot be one worker of this run: its workers answer with weights",
-                hint='sync.kind = "exact", or without torchrun: each device is a worker then',
+                "ranks can be one worker only where every step is exact; this run may train in windows",
+                hint='set sync.kind = "exact" for the run, or start without torchrun: then each device is a worker',
             )
         mine = {
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],

@@ -71,7 +71,9 @@ class Edge:
     def _check(self, path: str, headers: Mapping[str, str]) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._key and not OWN_NAMES.fullmatch(host):
-            template = "without a key (--api-key-file) this service answers only as localhost; the header Host names something else"
+            template = (
+                "without a key (--api-key-file) this service answers only as localhost; Host names another machine"
+            )
             raise Refusal(421, template, code="wrong_host")
         shown = headers.get("authorization", "")
         is_other = origin is not None and origin.partition("://")[2].lower() != host.lower()

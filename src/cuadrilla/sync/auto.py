@@ -152,8 +152,8 @@ class Took:
 
 @dataclass(kw_only=True)
 class Tried:
-    """`present`: the length of the present rounds; `longest`: of the longest window; `steps_of_one`: of rounds of an only
-    member, 0 while there are several; `measured`: results by length.
+    """`present`: length of the present rounds; `longest`: of the longest window; `steps_of_one`: of the rounds of an
+    only member, 0 while there are several; `measured`: results by length.
     """
 
     present: int = 1

@@ -361,7 +361,7 @@ class CoordinatorRuntime:
                 self.store.journal(header, dict)
             case Verdict.ROLL_BACK:
                 said = Message(
-                    "too many updates were skipped: training continues from the last checkpoint, without the data in between"
+                    "too many updates were skipped: back to the last checkpoint, without the data in between"
                 )
                 self._log_incident(said, action, level=logging.WARNING, kind="rolled back to the last checkpoint")
                 self.store.roll_back()

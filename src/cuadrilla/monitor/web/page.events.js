@@ -36,7 +36,7 @@ const REASONS = [
   _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"), _("the only machine trains, in smaller steps"),
   _("each machine makes {steps} steps by itself before a merge, because over this network that is faster"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
   _("{reason}: joining again"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
-  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: training continues from the last checkpoint, without the data in between"),
+  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: back to the last checkpoint, without the data in between"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
   const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*?)");
