@@ -230,13 +230,13 @@ class CoordinatorRuntime:
         """The event for the state machine. A contribution with impossible numbers is marked as not valid."""
         match message:
             case Hello():
-                self._heard.pop(worker, None)  # a heartbeat of an earlier session
+                self._forget(worker)  # heartbeats of an earlier session
                 self.store.event("joined", worker=worker)
             case Progress():
                 self._parts[worker] = message.part
                 self._tell_progress()
             case Goodbye():
-                self._heard.pop(worker, None)
+                self._forget(worker)
                 if worker in self.coordinator.crew.members and not self.coordinator.finished:
                     self.store.event("left", worker=worker, reason=message.reason)
             case Contribution():
@@ -245,6 +245,11 @@ class CoordinatorRuntime:
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Received(worker=worker, message=message)
+
+    def _forget(self, worker: str) -> None:
+        """Drop the heartbeats of a session that is over."""
+        for heard in (self._heard, self._parts):
+            heard.pop(worker, None)
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can have these numbers."""
@@ -298,7 +303,7 @@ class CoordinatorRuntime:
                     self._sent = replace(message, parameters=dict(self.merge.version(steps=message.next_round_steps)))
                 message = self._sent
             case Stop():
-                self._heard.pop(worker, None)
+                self._forget(worker)
                 self.store.event("evicted", worker=worker, reason=message.reason)
                 log.warning("%s: %s", worker, message.reason)
         self._send(worker, message)
