@@ -29,8 +29,8 @@ def generate(
     Raises CheckpointError if the model computes NaN or infinite values.
     """
     row = Row(list(prompt_ids), sampling)
-    rows = _rows_for(model, [row])
     if row.reason is None:
+        rows = _rows_for(model, [row])
         rows.join(row)
     while row.reason is None:
         for _, token in rows.step():
