@@ -221,12 +221,9 @@ def joined(place: Place) -> Iterator[Island]:
             dist.destroy_process_group()
 
 
-def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[[str], None]) -> Outcome:
-    """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail.
-
-    `config`: the settings that were sent to the other ranks (`Island.start`).
-    """
-    island.form(config, context.task, context.model, parameters=context.parameters[0])
+def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) -> Outcome:
+    """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail."""
+    island.form(context.config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     links: list[IslandLink] = []

@@ -99,7 +99,7 @@ def train_run(
                 case LocalEngine() if island is not None:
                     from cuadrilla.crew.island import lead
 
-                    return lead(context, island, config=config, tell=audience.tell)
+                    return lead(context, island, tell=audience.tell)
                 case LocalEngine():
                     return run_local(context)
                 case CrewEngine():
