@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
