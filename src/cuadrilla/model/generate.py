@@ -18,7 +18,6 @@ from cuadrilla.model.sampling import Sampling
 
 MAX_ROWS = 64
 """Upper bound of the rows that are continued together. More rows take more memory and are hardly faster."""
-REPLACEMENT = "\ufffd"
 
 
 def generate(

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import REPLACEMENT, TextStream
+from cuadrilla.model.generate import TextStream
 from cuadrilla.model.rows import Reason, Row, Score
 from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import ChatRequest, CompletionRequest
@@ -173,7 +173,7 @@ def event(value: Any) -> str:
 def spelled(tokenizer: Tokenizer, token: int) -> str:
     """A token as text. If it has an incomplete character, its bytes are spelled: `bytes:\\xc3`."""
     text = tokenizer.decode([token])
-    if REPLACEMENT not in text:
+    if "\ufffd" not in text:
         return text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.bytes_of(token))
 
