@@ -107,9 +107,8 @@ def test_old_buffers_are_ignored_and_an_equal_head_is_accepted() -> None:
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     hf = transformers()
     tokenizer = Tokenizer.train(["la niña come pan", "el niño ñoño come"] * 4, vocab_size=280)
-    tokenizer.save(tmp_path / "made.json")
     model = make({**SMALL, "vocab_size": tokenizer.vocab_size})
-    save_hf(model, tmp_path / "out", tokenizer_path=tmp_path / "made.json")
+    save_hf(model, tmp_path / "out", tokenizer=tokenizer)
     theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "  ¿Qué come la niña?\n\nPan — 🙂 "
     assert theirs.encode(text, add_special_tokens=False) == tokenizer.encode(text)

@@ -38,7 +38,8 @@ def import_model(
     ] = False,
 ) -> None:
     """Make a run that continues from a model that others have trained: train, evaluate, generate and export it."""
-    from cuadrilla.model.pretrained import TOKENIZER, read_pretrained, save_pretrained
+    from cuadrilla.data.folder import TOKENIZER
+    from cuadrilla.model.pretrained import read_pretrained, save_pretrained
 
     data = seen_from(to, data)
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):

@@ -90,9 +90,8 @@ def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
     return model
 
 
-def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) -> None:
+def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) -> None:
     """Write the folder, with weights in fp32. Raises DataError, ResourceError."""
-    tokenizer = Tokenizer.load(tokenizer_path) if tokenizer_path else None
     if tokenizer:
         require_rows(tokenizer, rows=model.config.vocab_size)
     end = tokenizer.end_of_text if tokenizer else None

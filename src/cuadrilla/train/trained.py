@@ -112,7 +112,7 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
         found, arithmetic = read_pretrained(path, trust=False), _precision("auto", device=chosen)
         opened = LanguageModel(
             model=found.model,
-            tokenizer=Tokenizer(found.tokenizer),
+            tokenizer=found.tokenizer,
             tokenizer_path=path / TOKENIZER,
             device=chosen,
             precision=arithmetic,
