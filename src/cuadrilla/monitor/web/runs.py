@@ -21,11 +21,10 @@ from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.jobs import is_run, open_run
 from cuadrilla.monitor.run import RUNNING, RunReader, modified, state_of
 from cuadrilla.rundir import RunDir, read_object
-from cuadrilla.tune.folder import JOBS
+from cuadrilla.tune.folder import JOBS, TUNE
 
 MAX_RUNS, MAX_OPEN = 500, 50
 LOOK_SECONDS = 3.0
-TUNE = "tune"
 TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
