@@ -22,7 +22,8 @@ def keep_freed_memory() -> None:
     Ray's actors. Without glibc (macOS, Windows, musl) nothing changes.
     """
     library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-    if hasattr(library, "gnu_get_libc_version") and library.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES):
+    if library is not None and hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 

@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from cuadrilla.config import AutoSync, ExactSync, WindowsSync
 from cuadrilla.link.base import Tensors
 from cuadrilla.plan.predict import lengths, parts_alone, smaller_steps_teach, teaches
 from cuadrilla.plan.share import Pace, share_units
 from cuadrilla.sync.exact import Exact
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
+from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Strategy, trainable
 from cuadrilla.sync.windows import STATE, Windows
 from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
@@ -182,13 +184,11 @@ class AutoRounds(Rounds):
         measured the length stays, so a run begins with exact steps; they begin anew when a second member joins.
         """
         last, tried, members = work.merged_steps, self.tried, work.crew.members
-        if last and members and all(member.measurements >= MIN_MEASUREMENTS for member in members.values()):
+        if len(members) > 1 and tried.steps_of_one:
+            tried.present, tried.steps_of_one = 1, 0
+        elif last and members and all(member.measurements >= MIN_MEASUREMENTS for member in members.values()):
             tried.longest = lengths(work.rules.num_steps)[-1]
             tried.present = self._of_several(work) if len(members) > 1 else self._of_one(work)
-        elif len(members) > 1 and tried.steps_of_one:
-            tried.present = 1
-        if len(members) > 1:
-            tried.steps_of_one = 0
         if last and (self._steps(tried.present) > 1) != (last > 1):
             work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
         return self._steps(tried.present)
@@ -282,3 +282,14 @@ class AutoRounds(Rounds):
 
 def _parts_alone(rules: Rules) -> int:
     return parts_alone(rules.units_per_step, step_tokens=rules.step_tokens, num_steps=rules.num_steps)
+
+
+def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module, recipe: Recipe) -> Strategy:
+    """`auto` becomes exact where only exact works: in strict mode, and for models with running statistics."""
+    match section:
+        case AutoSync(strict=False) if not statistics_of(model):
+            return Auto.of(model, recipe)
+        case ExactSync(strict=strict) | AutoSync(strict=strict):
+            return Exact(strict=strict)
+        case WindowsSync():
+            return Windows(steps=section.steps, bits=section.bits, strict_lanes=section.lanes if section.strict else ())

@@ -22,6 +22,8 @@ BAN_SECONDS = 600.0
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
+HUNG_FACTOR = 3.0
+"""A member hangs without progress for this many times its lease's expected time: one pass may hold the whole lease."""
 MAX_TRANSFER_SHARE = 0.9
 """Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
@@ -47,11 +49,6 @@ class Rules:
     same_environment: bool = False
     lost_after_seconds: float | None = None
     hung_after_seconds: float | None = None
-    hung_factor: float = 3.0
-    """A member hangs if it makes no progress for this many times its lease's expected time. One pass may hold the
-    whole lease."""
-    late_factor: float = 1.5
-    """A lease is late after this many times its expected time: idle members get its units, too."""
 
 
 @dataclass(kw_only=True)
@@ -149,7 +146,7 @@ class Membership:
             return ""
         last, expected = max(member.progress_at, lease.at), self.expected_seconds(lease)
         idle, known = self.now - last, last - lease.at if math.isinf(expected) else expected
-        limit = max(rules.hung_after_seconds, rules.hung_factor * known)
+        limit = max(rules.hung_after_seconds, HUNG_FACTOR * known)
         if not member.micro_steps:
             limit = max(limit, FIRST_PROGRESS_SECONDS)
         return Message("hung: no progress for {seconds:.1f} s", seconds=idle) if idle > limit else ""

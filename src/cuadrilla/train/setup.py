@@ -29,7 +29,7 @@ from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
-from cuadrilla.sync.choose import make_strategy
+from cuadrilla.sync.auto import make_strategy
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe, Strategy, trainable

@@ -60,7 +60,8 @@ class Runs:
             path = self._path(key)
             if path is None:
                 return None
-            found = self._open[path] = self._open.pop(path, None) or open_run(path, queue=self._queue)
+            found = self._open.pop(path, None) or open_run(path, queue=self._queue)
+            self._open[path] = found
             if len(self._open) > MAX_OPEN:  # forget the reader that was not asked for the longest time
                 del self._open[next(iter(self._open))]
         found.refresh()
