@@ -20,6 +20,8 @@ from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
 from tests.machines import UNHURRIED, Machine, down, ended, invite, language_run, present, up
 
+PAUSED = "waiting: paused by this machine's owner; to resume: cuadrilla pause --off"
+
 
 def nodes(machine: Machine) -> list[dict[str, Any]]:
     """The machines of the crew that are present, by `monitor` on this machine."""
@@ -58,7 +60,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     assert second.returncode == 5, said
     assert KICKED in said or NOT_LISTED in said
     assert COME_AGAIN in said
-    assert said.count("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") == 1
+    assert said.count(PAUSED) == 1
     assert "working again" in said
     wait_for(goes_on(run), crew)
     first.send_signal(signal.SIGINT)
@@ -71,7 +73,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     assert "luis was kicked" in coordinator_said
     assert "the run was stopped by SIGTERM at step" in coordinator_said
     assert said.count("working    as ana") == 1
-    assert said.index("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") < said.index("working again")
+    assert said.index(PAUSED) < said.index("working again")
     assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
