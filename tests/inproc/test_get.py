@@ -12,7 +12,7 @@ from cuadrilla.data.record import RECORD
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
 from tests.ports import free_port
-from tests.web import cut, fixed, moved, silent, whole
+from tests.web import fixed, moved, silent, whole
 
 
 def test_a_file_and_its_record(server, pull):
@@ -57,7 +57,8 @@ AGAIN = [None, f"bytes={THIRD}-"]
             fixed(206, OTHER[5:], ETag='"one"', Content_Range=f"bytes 5-{len(OTHER) - 1}/{len(OTHER)}"),
         )),
     ],
-    ids=["cut twice", "no validator", "a weak one", "a date", "complete", "changed", "changed in its rest", "shorter", "forgetful"],
+    ids=["cut twice", "no validator", "a weak one", "a date", "complete",
+         "changed", "changed in its rest", "shorter", "forgetful"],
 )  # fmt: skip
 def test_it_resumes_with_a_validator_and_else_starts_over(server, pull, answers, body, asked, validator):
     pull(server.on("/a.txt", *answers))

@@ -14,7 +14,7 @@ from cuadrilla.errors import DataError, LinkError, ResourceError
 from tests.conftest import SMALL_DISK_BYTES
 from tests.downloader import OTHER, TEXT, THIRD, Downloader
 from tests.reading import find
-from tests.web import chunked, cut, fixed, whole
+from tests.web import chunked, fixed, whole
 
 
 def test_hashes(server, pull):
@@ -105,7 +105,7 @@ def test_a_record_of_others_says_nothing(tmp_path, content):
 @pytest.mark.parametrize(("damage", "begins"), [("", f"bytes={THIRD}-"), ("tag", None), ("part", None)])
 def test_what_a_crash_leaves(server, pull, monkeypatch, damage, begins):
     """A partial download is continued if it is known of which file it is the beginning."""
-    url = server.on("/a.txt", cut(TEXT, after=THIRD))
+    url = server.on("/a.txt", whole(TEXT, after=THIRD))
     with monkeypatch.context() as patch:
         patch.setattr(download, "MAX_TRIES", 1)
         with pytest.raises(LinkError):
