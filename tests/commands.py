@@ -95,9 +95,7 @@ def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
-    command = [*COMMAND, "train", str(run.run_file), *arguments]
-    settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
+    return begin("train", run.run_file, *arguments, **options)
 
 
 def begin(*arguments: object, **options: object) -> "subprocess.Popen[str]":
