@@ -89,9 +89,9 @@ def make_run(folder: Path, *, steps: int = ENDLESS, unhurried: bool = False) -> 
     return RunDir(folder)
 
 
-def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(run: RunDir, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
     """Train to the end, in this process; workers that are processes are real ones. Returns exit code and output."""
-    return cuadrilla("train", str(run.run_file), *arguments)
+    return cuadrilla("train", run.run_file, *arguments, code=code)
 
 
 def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
@@ -132,11 +132,17 @@ def said_by(process: "subprocess.Popen[str]") -> str:
     return talk.read_text()
 
 
+def ended(process: "subprocess.Popen[str]", *, code: int = 0) -> str:
+    """Wait for a process, which must end with this code, and return its output."""
+    said = said_by(process)
+    assert process.returncode == code, said
+    return said
+
+
 def stop(process: "subprocess.Popen[str]") -> str:
     """Let a training save and stop, as `cuadrilla stop` and Ctrl-C do, and return its output."""
     process.terminate()
-    said = said_by(process)
-    assert process.returncode == 130, said
+    said = ended(process, code=130)
     assert "Traceback" not in said
     return said
 
@@ -154,8 +160,7 @@ def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = 
         for path in (begun_in or run).path.glob("*"):
             if path.name in ("run.toml", "data", "teachers") or path.suffix == ".py":
                 (alone.path / path.name).symlink_to(path)
-        done = cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]))
-        assert done.returncode == 0, done.stderr
+        cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]), code=0)
         return final_sha256(alone.path) == final_sha256(run.path)
 
 

@@ -137,8 +137,7 @@ def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_pat
         address_file(trained.path, to(server, f"/hook?{SECRET}"))
         command = json.dumps(writer(file))
         words = ("--set", "train.steps=5", "--allow-changes", "--set", f"alarm.command={command}")
-        done = cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses")
-        assert done.returncode == 0, done.stderr
+        cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses", code=0)
         assert [each["text"] for each in told(file)] == ["all 5 steps are done"]
         assert [body["message"] for body in bodies(server)] == ["all 5 steps are done"]
     for path in trained.path.rglob("*"):
@@ -152,6 +151,5 @@ def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_pat
     offered = json.loads(offer(config, trained.path).config)
     assert offered["alarm"]["command"] == []
     assert offered["alarm"]["address_file"] == ""
-    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", "alarm.address_file=gone")
-    assert done.returncode == 0
+    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", "alarm.address_file=gone", code=0)
     assert "gone" in done.stderr

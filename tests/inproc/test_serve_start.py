@@ -10,8 +10,7 @@ from tests.inside import cuadrilla
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.50"])
 def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: str) -> None:
-    done = cuadrilla("serve", tmp_path, "--host", address)
-    assert done.returncode == 5
+    done = cuadrilla("serve", tmp_path, "--host", address, code=5)
     assert "--api-key-file" in done.stderr or address != "192.168.1.50"
     assert "hint" in done.stderr
 
@@ -21,8 +20,7 @@ def test_keys_that_are_none(tmp_path: Path, key: str | None) -> None:
     """`key` is the content of the key file; None means that there is no such file."""
     if key is not None:
         (tmp_path / "key").write_text(key)
-    done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key")
-    assert done.returncode == 2
+    done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key", code=2)
     assert "key" in done.stderr.partition("hint")[0]
     assert key is None or key not in done.stderr.partition("a key is")[2]
     assert "Traceback" not in done.stderr

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import coordinator, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import UNHURRIED, Machine, down, ended, invite, present, up
+from tests.commands import coordinator, ended, goes_on, is_what_one_worker_gives, wait_for
+from tests.machines import UNHURRIED, Machine, down, invite, present, up
 from tests.ranks import TORCHRUN
 
 RANKS = (*TORCHRUN, "--nproc-per-node", "2", "-m", "cuadrilla", "join")

@@ -26,5 +26,4 @@ def test_the_page_runs_and_the_commands_go_on(tmp_path: Path) -> None:
     assert "Había una vez" not in said[20]  # what was written, not the prompt
     assert any(re.fullmatch(r"\d\.\d\d -> \d\.\d\d in 30 steps, \d\.\d\d held out", line) for line in said)
     assert any("unknown key train.batch_size - did you mean batch_sequences" in line for line in said)
-    again = cuadrilla("train", "first", "--set", "train.steps=30", cwd=tmp_path)  # it is complete: nothing to do
-    assert again.returncode == 0, again.stderr
+    cuadrilla("train", "first", "--set", "train.steps=30", cwd=tmp_path, code=0)  # it is complete: nothing to do

@@ -33,8 +33,7 @@ class Digits(Sine):
 
 
 def listed(machine: Machine) -> dict[str, dict[str, Any]]:
-    done = machine.run("queue", "--json")
-    assert done.returncode == 0, done.stderr
+    done = machine.run("queue", "--json", code=0)
     return {Path(row["run"]).name: row for row in json.loads(done.stdout)}
 
 

@@ -15,6 +15,7 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
     coordinator,
+    ended,
     events,
     goes_on,
     is_what_one_worker_gives,
@@ -25,7 +26,7 @@ from tests.commands import (
     stop,
     wait_for,
 )
-from tests.machines import Machine, down, ended, invite, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
@@ -69,8 +70,7 @@ def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: Ra
     wait_for(joined(run, 3), crew)
     wait_for(goes_on(run), crew)
     crew.send_signal(signal.SIGINT)
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 130, said
+    said = ended(crew, code=130)
     assert not [words for words in ("Traceback", "raylet", "core_worker", ".cc:") if words in said], said
     assert not head.actors()
     assert free_cards(head) == 2
@@ -130,7 +130,6 @@ def test_ray_starts_here_where_it_runs_nowhere(run: RunDir, tmp_path: Path) -> N
 @pytest.mark.thorough
 def test_a_cluster_that_is_not_there_is_said(run: RunDir) -> None:
     crew = start(run, *RAY, "--set", f'engine.ray_address="127.0.0.1:{free_port()}"')
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 5, said
+    said = ended(crew, code=5)
     assert "no Ray cluster at 127.0.0.1:" in said
     assert "is its head running" in said

@@ -14,7 +14,7 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import JOBS
-from tests.commands import COMMAND, RUN, TASK, wait_for
+from tests.commands import COMMAND, RUN, TASK, ended, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite
 
@@ -55,8 +55,7 @@ def steps_of(run: RunDir) -> list[int]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_search(tmp_path_factory.mktemp("search") / "año #1? 50%")
-    done = cuadrilla("tune", folder, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("tune", folder, "--json", code=0)
     rows = json.loads(done.stdout)
     assert [row["score"] for row in rows[:2]] == sorted(row["score"] for row in rows[:2])
     return folder
@@ -69,13 +68,11 @@ def test_the_best_is_a_run_of_its_own(finished: Path) -> None:
     (kept,) = {path.parents[1] for path in (finished / "tune").glob("t*/checkpoints/v*")}  # all other weights are gone
     assert found[kept.name][0] == f"optim.lr={config.optim.lr:.4g}"
     assert config.tune.space == {}
-    done = cuadrilla("train", finished / "tune" / "best", "--stop-at", "1")
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", finished / "tune" / "best", "--stop-at", "1", code=0)
 
 
 def test_other_settings_are_refused(finished: Path) -> None:
-    refused = cuadrilla("tune", finished, "--set", "tune.seed=4")
-    assert refused.returncode == 2
+    refused = cuadrilla("tune", finished, "--set", "tune.seed=4", code=2)
     assert "this search began with other settings: tune.seed" in refused.stderr
     refused = cuadrilla("tune", finished, "--set", "optim.beta2=0.9")
     assert "optim.beta2" in refused.stderr
@@ -103,12 +100,10 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     (child,) = psutil.Process(process.pid).children()
     before = results(folder)
     process.send_signal(how)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == (130 if how == signal.SIGINT else -how), said
+    said = ended(process, code=130 if how == signal.SIGINT else -how)
     assert "Traceback" not in said
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    done = cuadrilla("tune", folder)
-    assert done.returncode == 0, done.stderr
+    cuadrilla("tune", folder, code=0)
     after = results(folder)
     assert before.items() <= after.items()
     assert after == results(finished)
@@ -132,7 +127,6 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
     (folder / "task.py").write_text(
         TASK.replace("def model(self): ", "def model(self): raise ValueError('no such layer')\n    def other(self): ")
     )
-    done = cuadrilla("tune", folder)
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("tune", folder, code=0)
     assert done.stderr.count("no such layer") == 2
     assert "all trials that have ended have failed" in done.stderr

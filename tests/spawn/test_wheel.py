@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cuadrilla import __version__
-from tests.commands import goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, ended, invite, language_run, present, up
+from tests.commands import ended, goes_on, is_what_one_worker_gives, wait_for
+from tests.machines import Machine, down, invite, language_run, present, up
 
 ROOT = Path(__file__).parents[2]
 
