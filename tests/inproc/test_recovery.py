@@ -39,14 +39,6 @@ def crash(folder: Path, *sets: str) -> None:
     assert [record.version for record in read_records(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
 
 
-def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
-    execute(tmp_path / "whole", RaggedRegression(), *CREW)
-    crash(tmp_path / "crashed", NO_BEST)
-    execute(tmp_path / "crashed", RaggedRegression(), *CREW)
-    assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
-    assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
-
-
 def test_a_journal_ends_where_the_newest_checkpoints_begin(tmp_path: Path) -> None:
     """The checkpoint of the best step is kept for ever, but not the journal after it."""
     execute(tmp_path, Worsens(), *CREW, "checkpoint.every_steps=1", "evaluate.every_tokens=1")

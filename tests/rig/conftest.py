@@ -8,9 +8,7 @@ import pytest
 from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir
 from tests.machines import Machine, language_run
-from tests.networks import need_namespaces
-
-RATE = "400mbit"
+from tests.networks import RATE, need_namespaces
 
 
 @pytest.fixture
