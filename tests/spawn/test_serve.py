@@ -19,7 +19,7 @@ from cuadrilla.model.hf import save_hf
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.train.trained import LanguageModel, open_model
 from tests.inside import cuadrilla
-from tests.models import language_run
+from tests.models import trained_language_run
 from tests.serving import Service, serving
 from tests.spawn.test_examples import copy_examples
 
@@ -28,7 +28,7 @@ KEY = "correct-horse-battery-staple"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return language_run(tmp_path_factory.mktemp("served")).path
+    return trained_language_run(tmp_path_factory.mktemp("served")).path
 
 
 @pytest.fixture(scope="module")
