@@ -132,6 +132,16 @@ def said_by(process: "subprocess.Popen[str]") -> str:
     return talk.read_text()
 
 
+def run_program(
+    *command: object, code: int = 0, seconds: float = 150, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run any program in a process of its own, which must end with this exit code in so many seconds."""
+    options = {"capture_output": True, "text": True, **options}
+    done = subprocess.run([*map(str, command)], timeout=seconds, check=False, **options)
+    assert done.returncode == code, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+    return done
+
+
 def ended(process: "subprocess.Popen[str]", *, code: int = 0) -> str:
     """Wait for a process, which must end with this code, and return its output."""
     said = said_by(process)

@@ -21,6 +21,7 @@ from tests.commands import (
     make_run,
     newest_version,
     reached,
+    run_program,
     start,
     train,
     wait_for,
@@ -94,10 +95,8 @@ def temporary(tmp_path: Path) -> Path:
 
 
 def prove(run: RunDir, temporary: Path, *arguments: str, code: int) -> subprocess.CompletedProcess[str]:
-    environment, command = {**os.environ, "TMPDIR": str(temporary)}, [*COMMAND, "prove", str(run.path), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    return run_program(*COMMAND, "prove", run.path, *arguments, env=environment, code=code)
 
 
 def untouched(run: RunDir, temporary: Path) -> bool:

@@ -19,6 +19,7 @@ from cuadrilla.data import cuentos
 from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import load_newest
+from tests.commands import run_program
 from tests.inside import cuadrilla
 from tests.ports import free_port
 from tests.ranks import TORCHRUN
@@ -145,11 +146,7 @@ def test_the_character_model_learns_ones_own_text(tmp_path):
 
 def printed(folder, *command):
     """Run a script of the examples, and return its output."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_program(sys.executable, *command, cwd=folder, seconds=250).stdout
 
 
 def losses(text):

@@ -22,6 +22,7 @@ from tests.commands import (
     joined,
     make_run,
     reached,
+    run_program,
     start,
     stop,
     wait_for,
@@ -54,9 +55,7 @@ def in_cluster(run: RunDir, head: RayNode, *more: str) -> "subprocess.Popen[str]
 
 def free_cards(head: RayNode) -> float:
     environment = os.environ | head.environment() | {"RAY_ADDRESS": head.address}
-    done = subprocess.run(
-        [sys.executable, "-c", FREE], env=environment, capture_output=True, text=True, check=True, timeout=100
-    )
+    done = run_program(sys.executable, "-c", FREE, env=environment)
     return float(json.loads(done.stdout.splitlines()[-1]).get("GPU", 0))
 
 

@@ -21,7 +21,7 @@ from cuadrilla.cli import demo
 from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, events
+from tests.commands import COMMAND, events, run_program
 from tests.inside import cuadrilla
 from tests.web import serving, whole
 
@@ -183,11 +183,7 @@ def test_the_demonstration_teaches(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "demo")
     run.path.mkdir()
     run.run_file.write_text(RUN_FILE.format(steps=STEPS, batch=BATCH, speeds=SPEEDS), encoding="utf-8")
-    done = subprocess.run(
-        [*COMMAND, "--json", "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False,
-        env=environment(tmp_path, "this"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_program(*COMMAND, "--json", "demo", cwd=tmp_path, env=environment(tmp_path, "this"), seconds=1500)
     result = json.loads(done.stdout)
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert result["stories_right"] >= 0.9

@@ -12,7 +12,7 @@ import pytest
 
 from cuadrilla.data.folder import read_manifest
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import wait_for
+from tests.commands import run_program, wait_for
 from tests.ranks import finished, start_rank
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt2_spanish"
@@ -39,12 +39,7 @@ def with_python(**more: object) -> dict[str, str]:
 
 def typed(workspace: Path, line: str, *arguments: str, code: int = 0, **environ: object) -> str:
     """Run a command, which must end with this exit code, and return its stderr."""
-    done = subprocess.run(
-        [*line.split(), *arguments],
-        cwd=workspace, env=with_python(**environ), text=True, capture_output=True, timeout=150,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done.stderr
+    return run_program(*line.split(), *arguments, cwd=workspace, env=with_python(**environ), code=code).stderr
 
 
 def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
@@ -105,8 +100,7 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_shell_script_is_clean() -> None:
-    done = subprocess.run(["shellcheck", RECIPE / "ddp_launch.sh"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    run_program("shellcheck", RECIPE / "ddp_launch.sh")
 
 
 def preflight(port: int, *numbers: int, machines: int, seconds: int = 30) -> list[tuple[int, str, str]]:
