@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -112,6 +112,10 @@ class Machine:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+Machines = Callable[[str], Machine]
+"""Gives the machine of a name, which is made when it is first asked for."""
 
 
 def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]") -> "subprocess.Popen[str]":

@@ -128,7 +128,7 @@ def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: InferenceModel
     asyncio.run(scene())
 
 
-def test_a_step_that_fails_ends_its_calls_and_not_the_service(
+def test_a_failed_step_ends_its_calls_and_not_the_service(
     model: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:

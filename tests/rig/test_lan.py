@@ -39,9 +39,7 @@ def test_a_deaf_card_and_a_new_address_cost_nothing(
     assert is_what_one_worker_gives(run)
 
 
-def test_a_network_that_leads_nowhere_else_is_found(
-    network: list[Member], machines: list[Machine], run: RunDir
-) -> None:
+def test_a_network_that_leads_nowhere_is_found(network: list[Member], machines: list[Machine], run: RunDir) -> None:
     """Behind a switch without a router there is no default route."""
     coordinator, _, _ = machines
     crew = coordinator.start("up", str(run.path), "--set", "engine.workers=[]")

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
 from tests.commands import ended, goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
-from tests.machines import UNHURRIED, Machine, down, invite, language_run, present, up
+from tests.machines import UNHURRIED, Machine, Machines, down, invite, language_run, present, up
 
 PAUSED = "waiting: paused by this machine's owner; to resume: cuadrilla pause --off"
 
@@ -30,7 +29,7 @@ def nodes(machine: Machine) -> list[dict[str, Any]]:
 
 
 def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kicked(
-    machine: Callable[[str], Machine], run: RunDir, port: int
+    machine: Machines, run: RunDir, port: int
 ) -> None:
     """The owners pause both machines, which the coordinator's files show."""
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
@@ -81,7 +80,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
         assert kinds[:2] == ["hello", "usage"], path
 
 
-def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+def test_each_device_of_a_machine_is_a_worker(machine: Machines, run: RunDir, port: int) -> None:
     """Two workers of the coordinator's machine and two of another. One is killed and comes back; all end in order."""
     coordinator, ana = machine("coordinator"), machine("ana")
     coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7", code=3)
@@ -118,7 +117,7 @@ def logged(path: Path) -> str:
 
 @pytest.mark.thorough
 def test_a_coordinator_that_comes_back_finds_its_workers_again(
-    machine: Callable[[str], Machine], run: RunDir, stories: Path, port: int, tmp_path: Path
+    machine: Machines, run: RunDir, stories: Path, port: int, tmp_path: Path
 ) -> None:
     """The invite has the address that others dial, and is needed once. The worker waits while the coordinator is away,
     and also fetches the run's teacher. A second coordinator of the same crew is refused, since an invite would reach
@@ -159,9 +158,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # it keeps the address
 
 
-def test_code_runs_only_where_its_owner_has_approved_it(
-    machine: Callable[[str], Machine], tmp_path: Path, port: int
-) -> None:
+def test_code_runs_only_where_its_owner_has_approved_it(machine: Machines, tmp_path: Path, port: int) -> None:
     run = make_run(tmp_path / "mine", steps=5)
     coordinator, ana = machine("coordinator"), machine("ana")
     crew = up(coordinator, run, port)

@@ -78,9 +78,7 @@ def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: Ra
 
 
 @pytest.mark.thorough
-def test_a_machine_outside_the_cluster_joins_and_the_coordinator_is_killed(
-    head: RayNode, run: RunDir, tmp_path: Path
-) -> None:
+def test_a_machine_outside_joins_and_the_coordinator_is_killed(head: RayNode, run: RunDir, tmp_path: Path) -> None:
     outside = Machine(tmp_path / "ana", talk=tmp_path / "talk")
 
     class Driver(Machine):

@@ -7,7 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,7 @@ from tests.commands import (
     train,
     wait_for,
 )
-from tests.machines import Machine
+from tests.machines import Machines
 from tests.terminal import OWN_TERMINAL
 
 STRICT = ("--set", "sync.strict=true")
@@ -119,9 +119,7 @@ def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
 
 
 @pytest.mark.thorough
-def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
-    machine: Callable[[str], Machine], run: RunDir
-) -> None:
+def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(machine: Machines, run: RunDir) -> None:
     """The kernel sends SIGHUP to the process in the foreground, and later writes to the terminal fail."""
     terminal, theirs = pty.openpty()
     command = [*COMMAND, "up", str(run.path), "--listen", "127.0.0.1:0", *STRICT, "--set", "engine.workers=[1.0]"]

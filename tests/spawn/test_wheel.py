@@ -3,14 +3,13 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cuadrilla import __version__
 from tests.commands import ended, goes_on, is_what_one_worker_gives, run_program, wait_for
-from tests.machines import Machine, down, invite, language_run, present, up
+from tests.machines import Machines, down, invite, language_run, present, up
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,9 +27,7 @@ def install(tmp_path: Path) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_machine_with_the_wheel_joins(
-    machine: Callable[[str], Machine], stories: Path, tmp_path: Path, port: int
-) -> None:
+def test_a_machine_with_the_wheel_joins(machine: Machines, stories: Path, tmp_path: Path, port: int) -> None:
     installed, run = install(tmp_path), language_run(tmp_path / "run", stories)
     coordinator, ana = machine("coordinator"), machine("ana")
     ana.prefix = ("env", f"PYTHONPATH={installed}")
