@@ -34,3 +34,11 @@ def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloader:
 def language(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A trained run of a small language model. Read only."""
     return trained_language_run(tmp_path_factory.mktemp("language"))
+
+
+@pytest.fixture(scope="module")
+def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the runs of a file, with prepared `data`."""
+    made = tmp_path_factory.mktemp("runs")
+    (made / "data").symlink_to(stories)
+    return made

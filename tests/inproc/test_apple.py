@@ -27,13 +27,6 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("apple")
-    (made / "data").symlink_to(stories)
-    return made
-
-
 def trained(folder: Path, device: str, name: str, settings: Mapping[str, Any]) -> cuadrilla.Run:
     run = cuadrilla.new_run(folder / f"{device}-{name}", SETTINGS)
     run.train({**settings, "train.device": device})

@@ -23,8 +23,6 @@ from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
 from tests.decided import decided_model
 
-pytestmark = pytest.mark.inproc
-
 VOCABULARY, CONTEXT, CLIENTS = 97, 48, 64
 GREEDY = Sampling(temperature=0, max_tokens=20)
 WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), Sampling(temperature=1.2, top_p=0.7))

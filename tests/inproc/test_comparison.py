@@ -12,7 +12,7 @@ from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
 from cuadrilla.data.folder import TOKENIZER, read_manifest
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import ConfigError
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
@@ -101,12 +101,3 @@ def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tm
         evaluate([exported])
     with pytest.raises(ConfigError, match="neither a run nor a model"):
         evaluate([tmp_path], pairs=1)
-    (tmp_path / "t.txt").write_bytes(b"PK\x03\x04" + bytes(50))
-    with pytest.raises(DataError, match="not text"):
-        evaluate([exported], text=[tmp_path / "t.txt"])
-    (exported.parent / "other").mkdir()
-    for file in exported.iterdir():
-        if file.name != "tokenizer.json":
-            (exported.parent / "other" / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(DataError, match="cannot read the tokenizer"):
-        evaluate([exported.parent / "other"], pairs=1)

@@ -18,8 +18,6 @@ from cuadrilla.rundir import append_event, write_json
 from tests.dashboards import TOKEN, ShownDashboard, shown
 from tests.watched import WrittenCrew, add_rows, rows_of
 
-pytestmark = pytest.mark.inproc
-
 HOLDS = """
 import sys, time
 from pathlib import Path

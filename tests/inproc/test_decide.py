@@ -28,13 +28,6 @@ SETTINGS: Mapping[str, Any] = {
 QUICK: Mapping[str, Any] = {"evaluate": {"sequences": 4}, "sample": {"tokens": 0}}
 
 
-@pytest.fixture(scope="module")
-def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("decided")
-    (made / "data").symlink_to(stories)
-    return made
-
-
 def decay_of(run: RunDir) -> float:
     """The weight decay in the newest checkpoint's optimizer."""
     found = load_newest(run.checkpoints)

@@ -12,8 +12,6 @@ from cuadrilla.errors import TaskError
 from cuadrilla.serve.edge import Refusal
 from tests.serving import predictor
 
-pytestmark = pytest.mark.inproc
-
 
 class Liar:
     def predict(self, model: nn.Module, inputs: list[str]) -> list[float]:
