@@ -15,10 +15,10 @@ from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.alarms import Alarms
-from cuadrilla.train.checkpoint import load_newest
 from tests.commands import wait_for
 from tests.conftest import children
 from tests.inside import cuadrilla
+from tests.runs import newest
 from tests.web import Server, fixed, serving
 
 SECRET = "T0PSECRETWORD"
@@ -145,9 +145,7 @@ def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_pat
             assert SECRET.encode() not in path.read_bytes(), path
     config = read_run_config(trained)
     assert config.alarm.address_file == "addresses"
-    found = load_newest(trained.checkpoints)
-    assert found is not None
-    assert found.state["identity"]["config"]["alarm"]["command"] == []
+    assert newest(trained.path).state["identity"]["config"]["alarm"]["command"] == []
     offered = json.loads(offer(config, trained.path).config)
     assert offered["alarm"]["command"] == []
     assert offered["alarm"]["address_file"] == ""

@@ -24,7 +24,7 @@ from cuadrilla.train.sinks import Sink
 from tests.faults import Script, play
 from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
 from tests.sessions import FP32
-from tests.tasks import Examples, RaggedRegression
+from tests.tasks import Examples, RaggedRegression, Rescaled
 from tests.transports import run_through
 
 CRASHED = (Script(worker="worker-1", at=5, phase="pass"), Script(worker="worker-2", at=5, phase="pass"))
@@ -151,16 +151,8 @@ def test_evaluating_trains_nothing_and_reads_held_out_data_only() -> None:
     assert model.training
 
 
-class Heavy(RaggedRegression):
-    """A task that counts a hundred tokens for each planned one."""
-
-    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-        loss, count = super().loss(model, batch)
-        return loss * 100, count * 100
-
-
 def test_schedule_and_evaluation_follow_planned_tokens(tmp_path: Path) -> None:
-    execute(tmp_path / "heavy", Heavy(), "evaluate.every_tokens=144")
+    execute(tmp_path / "heavy", Rescaled(100, tokens=100), "evaluate.every_tokens=144")
     execute(tmp_path / "light", RaggedRegression(), "evaluate.every_tokens=144")
     heavy, light = (metrics(tmp_path / name) for name in ("heavy", "light"))
     assert [row["lr_factor"] for row in heavy] == [row["lr_factor"] for row in light]

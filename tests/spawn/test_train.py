@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
+from cuadrilla.train.checkpoint import list_checkpoints, verify_checkpoint, version_of
 from tests.commands import (
     TASK,
     ended,
@@ -26,6 +26,7 @@ from tests.commands import (
     wait_for,
 )
 from tests.inside import cuadrilla
+from tests.runs import newest
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) ->
     said = ended(process, code=130)
     assert "the same command continues" in said
     assert "Traceback" not in said
-    found = load_newest(run.checkpoints)
-    assert found is not None
-    assert found.version == last_rows(run.metrics)[-1]["version"]
+    assert newest(run.path).version == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
     goes_on(run)
 
