@@ -96,8 +96,7 @@ def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
         write_made_up_mnist(folder / "mnist", held_out=8200)
     short = ("train.epochs=0.0", "evaluate.sequences=100")
     trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short, crew=CREW)
-    missing = train(parity / "finetune.toml", code=4)
-    assert "pretrained.safetensors does not exist" in missing.stderr
+    assert "pretrained.safetensors does not exist" in train(parity / "finetune.toml", code=4).stderr
     before = load_newest(RunDir(digits).checkpoints)
     shutil.copy(before.path / "model.safetensors", parity / "mnist" / "pretrained.safetensors")
     last = trained(parity / "finetune.toml", "train.steps=20", *short, crew=CREW)
@@ -133,8 +132,7 @@ def test_a_treebank_is_read_and_a_broken_one_named(tmp_path):
 
 def test_the_character_model_learns_ones_own_text(tmp_path):
     folder = copy_examples(tmp_path / "text")
-    done = train(folder / "own_text.toml", code=4)
-    assert "0 characters in 0 .txt files" in done.stderr
+    assert "0 characters in 0 .txt files" in train(folder / "own_text.toml", code=4).stderr
     (folder / "texts").mkdir()
     (folder / "texts" / "stories.txt").write_text("\n".join(cuentos.stories(100)), encoding="utf-8")
     last = trained(folder / "own_text.toml", "train.epochs=0.0", "train.steps=12")

@@ -124,8 +124,7 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
         files = {"conha19-main/txt/nh0001.txt": TEXT, **dict.fromkeys(BESIDE_THE_NOVELS, b"not a novel")}
         server.on("/cligs/conha19/zip/main", fixed(200, archive(files), kind="application/zip"))
         proxied = {**CLEAN, "https_proxy": server.url("")}
-        refused = get("conha19", cwd=tmp_path, env=proxied, code=5)
-        assert "SSL_CERT_FILE" in refused.stderr
+        assert "SSL_CERT_FILE" in get("conha19", cwd=tmp_path, env=proxied, code=5).stderr
         get("conha19", cwd=tmp_path, env={**proxied, "SSL_CERT_FILE": str(certificate)}, code=0)
         folder = tmp_path / "corpus" / "conha19"
         assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"nh0001.txt", "SOURCE.json"}

@@ -87,8 +87,7 @@ def test_the_same_input_gives_the_same_bytes_and_is_recognised(books, tmp_path):
     assert prepare(moved, out=other).returncode == 0
     assert contents(other) == files
     times = {path.name: path.stat().st_mtime_ns for path in one.iterdir()}
-    again = prepare(books, out=one, code=0)
-    assert "prepared already" in again.stderr
+    assert "prepared already" in prepare(books, out=one, code=0).stderr
     assert {path.name: path.stat().st_mtime_ns for path in one.iterdir()} == times
 
 
@@ -256,6 +255,5 @@ def test_stats_add_up(books, tmp_path):
     assert shown["manifest_hash"] == manifest.hash()
     assert sum(row["documents"] for row in shown["splits"]) == sum(row["documents"] for row in shown["sources"])
     assert [row["tokens"] for row in shown["splits"]] == [split.num_tokens for split in manifest.splits.values()]
-    table = run("data", "stats", out, code=0)
-    assert "libros/libro0.txt" in table.stdout
+    assert "libros/libro0.txt" in run("data", "stats", out, code=0).stdout
     assert "not a finished data folder" in fail(run("data", "stats", books), 4)

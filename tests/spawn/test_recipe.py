@@ -94,8 +94,7 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     for number, (out, _) in enumerate(said):
         assert f"rank {number} of 3: backend gloo (not every rank has a CUDA device)" in out
         assert f"rank {number}: all_reduce gives 6, right is 6" in out
-    alone = typed(RECIPE, "python test_ddp.py --backend auto", code=2)
-    assert "WORLD_SIZE=2" in alone
+    assert "WORLD_SIZE=2" in typed(RECIPE, "python test_ddp.py --backend auto", code=2)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
