@@ -19,7 +19,7 @@ from cuadrilla.serve.predictions import Predictor
 from cuadrilla.train.checkpoint import Step
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import Trained
-from tests.commands import COMMAND, wait_for
+from tests.commands import begin, wait_for
 from tests.loopback import ask
 from tests.runs import RUN_FILE
 
@@ -58,8 +58,7 @@ def serving(*arguments: object, key: str = "") -> Iterator[Service]:
         key_file.write_text(key + "\n")
         arguments += ("--api-key-file", key_file) if key else ()
         with open(said, "w") as file:
-            command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
-            process = subprocess.Popen(command, stdout=file, stderr=file, text=True)
+            process = begin("serve", *arguments, "--port", "0", stdout=file, stderr=file)
         try:
             wait_for(lambda: URL.search(said.read_text()) is not None or process.poll() is not None)
             found = URL.search(said.read_text())

@@ -76,15 +76,9 @@ class PlayedRun:
         if lease is None:
             return
         self.now += seconds
-        right = self.honest(lease)
-        fields = {
-            "tokens": right.tokens,
-            "loss_sum": right.loss_sum,
-            "tensors": right.tensors,
-            **(lie(right) if lie else {}),
-        }
-        tensors = fields.pop("tensors")
-        self.says(worker, Contribution(lease_id=lease.lease_id, **fields), tensors)
+        right = replace(self.honest(lease), transfer_seconds=0.0)
+        said = replace(right, **lie(right)) if lie else right
+        self.says(worker, replace(said, tensors={}), said.tensors)
 
     def honest(self, lease: Lease) -> Contribution:
         model, config = copy.deepcopy(self.context.model), self.context.config

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import COMMAND
+from tests.commands import begin
 from tests.watched import WrittenCrew
 
 TOKEN = "correct-horse-battery-staple"
@@ -23,10 +23,9 @@ TOKEN = "correct-horse-battery-staple"
 @contextmanager
 def serving(*arguments: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The process, and the first line that it prints."""
-    command = [*COMMAND, "dashboard", *map(str, arguments), "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+    with begin("dashboard", *arguments, "--port", "0", stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
             yield process, process.stdout.readline().strip()
         finally:
             process.terminate()

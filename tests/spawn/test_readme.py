@@ -21,7 +21,7 @@ from cuadrilla.cli import demo
 from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, events, run_program
+from tests.commands import COMMAND, begin, events, run_program
 from tests.inside import cuadrilla
 from tests.web import serving, whole
 
@@ -68,10 +68,8 @@ def get(arguments: list[str], folder: Path) -> str:
 def up_and_join(run: str, folder: Path) -> None:
     """Coordinate on the loopback, since the machine may have no other network. There is no worker beside the
     coordinator, so that the run does not end before the other machine has joined."""
-    coordinator = subprocess.Popen(
-        [*COMMAND, "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder, "this"),
-    )  # fmt: skip
+    words = ("up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]")
+    coordinator = begin(*words, cwd=folder, stdout=subprocess.PIPE, env=environment(folder, "this"))
     assert coordinator.stdout is not None
     typed(["join"], folder, says=coordinator.stdout.readline(), home="another")
     assert coordinator.wait(timeout=150) == 0

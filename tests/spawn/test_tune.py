@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import JOBS
-from tests.commands import COMMAND, RUN, TASK, ended, wait_for
+from tests.commands import RUN, TASK, begin, ended, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite
 
@@ -40,12 +39,6 @@ def results(folder: Path) -> dict[str, tuple[str, float | None]]:
     rows = read_object(folder / "tune" / JOBS).get("jobs", [])
     ended = [row for row in rows if row["state"] in ("complete", "failed")]
     return {row["name"]: (row["values"], row["score"]) for row in ended}
-
-
-def search(folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, "tune", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
 
 
 def steps_of(run: RunDir) -> list[int]:
@@ -91,7 +84,7 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     """A trial's process is killed, and then the search is stopped during another trial. No finished trial is lost, and
     the results are the same as without interruptions."""
     folder = make_search(tmp_path / "run")
-    process = search(folder)
+    process = begin("tune", folder)
     if how == signal.SIGKILL:
         wait_for(lambda: bool(steps_of(RunDir(folder / "tune" / "t0000"))), process)
         psutil.Process(process.pid).children()[0].kill()
