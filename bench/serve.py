@@ -40,8 +40,7 @@ def main() -> None:
     stream = given.new_tokens / statistics.median(seconds[1:])
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer_of(model.config.vocab_size).save(tokenizer := Path(folder) / "own-tokenizer.json")
-        save_hf(model, Path(folder), tokenizer_path=tokenizer)
+        save_hf(model, Path(folder), tokenizer=tokenizer_of(model.config.vocab_size))
         chosen = ("--slots", given.slots, "--queue", 1000, "--precision", given.precision)
         with (
             serving(f"fast={folder}", *chosen) as service,

@@ -33,7 +33,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Speed = Annotated[float, Field(gt=0, le=1000)]
 DEVICE = r"cpu|mps|cuda(:\d+)?|xpu(:\d+)?"
 AlarmEvent = Literal["failed", "finished", "stopped", "left", "alarm"]
-LINK_SHAPE = r"^(\d+(\.\d+)?[kmg]bit(\+\d+(\.\d+)?ms)?)?$"
+LINK_SHAPE = r"^((?P<rate>\d*[1-9]\d*(\.\d+)?|0+\.0*[1-9]\d*)(?P<unit>[kmg])bit(\+(?P<delay>\d+(\.\d+)?)ms)?)?$"
 
 
 class Section(BaseModel):

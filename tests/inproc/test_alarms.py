@@ -104,10 +104,13 @@ def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCa
     assert SECRET not in caplog.text
 
 
-def test_what_hangs_is_killed_and_the_last_word_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_hangs_is_killed_and_the_last_word_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cuadrilla.train.alarms.LIMIT_SECONDS", 3.0)
     run, file, last = run_in(tmp_path), tmp_path / "started", tmp_path / "told"
     command = [sys.executable, "-c", HANGS_AT_FIRST, str(file), str(last)]
-    with Alarms(AlarmSection(command=command), run=run, limit_seconds=3.0) as alarms:
+    with Alarms(AlarmSection(command=command), run=run) as alarms:
         alarms.hear("left", {"worker": "w", "reason": ""})
         wait_for(file.exists)
         alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})

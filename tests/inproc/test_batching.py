@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 import torch
 
@@ -17,8 +18,12 @@ from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve import served
+from cuadrilla.serve.app import Service, make_app
 from cuadrilla.serve.batching import Batcher, Call
+from cuadrilla.serve.completions import begin
 from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.openai import CompletionRequest
+from cuadrilla.serve.served import ServedModel
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
 from tests.decided import decided_model
@@ -140,16 +145,66 @@ def test_a_failed_step_ends_its_calls_and_not_the_service(
     asyncio.run(scene())
 
 
-def test_more_slots_than_memory_holds(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InferenceModel, "new_cache", _out_of_memory)
-    opened = LanguageModel(
+def opened(model: InferenceModel) -> LanguageModel:
+    return LanguageModel(
         model=model.model, tokenizer=Tokenizer.train(["Había una vez"] * 9, vocab_size=270), device=torch.device("cpu"),
         precision=choose_precision("fp32", device=torch.device("cpu")), tokenizer_path=Path("tokenizer.json"),
     )  # fmt: skip
-    monkeypatch.setattr(served, "open_model", lambda _path, **_given: opened)
-    with pytest.raises(ResourceError, match="second: there is no room for 2 texts together") as raised:
+
+
+@asynccontextmanager
+async def service_of(model: InferenceModel) -> AsyncIterator[tuple[Service, ServedModel]]:
+    made = ServedModel(name="m", opened=opened(model), rows=Rows(model, slots=1), queue=5)
+    service = Service({"m": made})
+    async with service.running():
+        yield service, made
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_a_step_is_seen_by_who_asks_for_the_health(
+    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def health(service: Service) -> int:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=make_app(service)), base_url="http://m"
+        ) as client:
+            return (await client.get("/health")).status_code
+
+    async def scene() -> None:
+        async with service_of(model) as (service, served_model):
+            assert await health(service) == 200
+            monkeypatch.setattr(model, "read", _bug)
+            call = served_model.batcher.submit([Row([1], GREEDY)])
+            assert [step async for step in steps_of(call)] == [(None, "error")]
+            assert await health(service) == 503
+
+    asyncio.run(scene())
+
+
+def test_who_stops_reading_a_stream_leaves_at_once(model: InferenceModel) -> None:
+    async def scene() -> None:
+        async with service_of(model) as (service, served_model):
+            asked = CompletionRequest(model="m", prompt=[1], max_tokens=40, temperature=0, stream=True)
+            events = (await begin(served_model, asked, service.meters)).events()
+            await anext(events)
+            left: list[Row] = []
+            served_model.batcher.leave = lambda *rows: left.extend(rows)  # type: ignore[method-assign]
+            await events.aclose()
+            assert left
+
+    asyncio.run(scene())
+
+
+def test_more_slots_than_memory_holds(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InferenceModel, "new_cache", _out_of_memory)
+    monkeypatch.setattr(served, "open_model", lambda _path, **_given: opened(model))
+    with pytest.raises(ResourceError, match="second: not enough memory to continue 2 texts at once") as raised:
         served.open_served(["second=x"], device="cpu", newest=False, precision="fp32", slots=2, queue=0)
     assert "--slots 1" in raised.value.hint
+
+
+def _bug(*_given: object, **_named: object) -> None:
+    raise ValueError("a bug")
 
 
 def _out_of_memory(*_given: object, **_named: object) -> None:

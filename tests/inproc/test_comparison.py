@@ -12,6 +12,7 @@ from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
 from cuadrilla.data.folder import TOKENIZER, read_manifest
+from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError
 from cuadrilla.model.hf import load_hf, save_hf
 from cuadrilla.rundir import RunDir
@@ -84,7 +85,7 @@ def test_two_models_are_compared_on_the_same_items(
         for parameter in worse.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     tokenizer = language.path / read_run_config(language).data.folder / TOKENIZER
-    save_hf(worse, tmp_path / "worse", tokenizer_path=tokenizer)
+    save_hf(worse, tmp_path / "worse", tokenizer=Tokenizer.load(tokenizer))
     ours, theirs = as_json(language.path, tmp_path / "worse")
     (row,) = theirs["differences"]
     values = [each["figures"][0]["value"] for each in (ours, theirs)]

@@ -164,7 +164,8 @@ def test_a_stream_tells_all_then_only_what_is_new(dashboard: ShownDashboard, cre
         assert (again["anew"], again["figures"]["x"], again["head"]["version"]) == (True, [3], 3)
 
 
-def test_runs_of_a_folder(tmp_path: Path) -> None:
+def test_runs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuadrilla.monitor.web.runs.MAX_OPEN", 1)
     for place in ("uno", "dos", "otros/uno", "otros/más adentro/tres"):
         WrittenCrew(folder=tmp_path / place, speeds={"ana": 1.0}, rounds=2).write()
     (tmp_path / "exported").mkdir()
@@ -174,6 +175,11 @@ def test_runs_of_a_folder(tmp_path: Path) -> None:
     assert {"uno", "dos"} < set(runs.names()) <= {"uno", "dos", "otros/uno", f"{tmp_path.name}/uno"}
     assert len(runs.names()) == 3
     assert {row["version"] for row in runs.summaries()} == {2}
+    one, other = runs.names()[:2]
+    reader = runs.watched(one)
+    assert runs.watched(one) is reader
+    runs.watched(other)
+    assert runs.watched(one) is not reader  # only the newest one was kept
     assert set(Runs([tmp_path / "uno" / "metrics.jsonl"]).names()) == {"uno"}
     with pytest.raises(ConfigError, match="is not a folder"):
         Runs([tmp_path / "missing"])

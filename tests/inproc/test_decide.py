@@ -41,6 +41,23 @@ def decided(folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]) 
     return decide(read_run_file(folder, sets=as_sets(leaves(settings))).config, RunDir(folder))[0]
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind"),
+    [
+        ({"kind": "local"}, "exact"),
+        ({"kind": "crew", "listen": "127.0.0.1:0"}, "exact"),
+        ({"kind": "crew", "listen": "127.0.0.1:0", "link": "100mbit"}, "auto"),
+        ({"kind": "crew", "listen": "192.0.2.1:7777"}, "auto"),
+        ({"kind": "ray"}, "auto"),
+        ({"kind": "ray", "ranks": True}, "exact"),
+    ],
+)
+def test_windows_are_considered_only_where_steps_cross_a_network(
+    tmp_path: Path, engine: Mapping[str, Any], kind: str
+) -> None:
+    assert decided(tmp_path / "run", {"engine": engine}, {}).sync.kind == kind
+
+
 def test_the_rules() -> None:
     lengths = (1, 300_000, 3_000_000, 10_000_000, 50_000_000, 10**10)
     assert [step_tokens(tokens, alone=True) for tokens in lengths] == [1024, 1024, 1024, 2048, 4096, 16384]
@@ -64,7 +81,7 @@ def test_a_text_that_is_read_twice_is_held_back_and_the_run_keeps_it(folder: Pat
     steps = text / (8 * 64)
     decay = weight_decay(2.0, text=text, weights=12 * 16**2, epoch_steps=steps, lr=0.05)
     assert 0 < decay < 2
-    why = f"read 2.0 times, {steps:.0f} steps each time"
+    why = f"the text is read 2.0 times, in {steps:.0f} steps each"
     assert ["optim.weight_decay", f"{decay:g}", *why.split()] in [line.split() for line in shown.stdout.splitlines()]
     done = command("train", path, "--stop-at", "3")
     assert "weight_decay" not in done.stderr
@@ -109,7 +126,10 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
     assert shown["train.unit_sequences"][0] == "1"
     done = command("train", path, "--stop-at", "2")
     assert "train.batch_sequences" not in done.stderr
-    assert "train.batch_sequences is 8: 1,024 tokens a step, of 4,000" in (run.logs / "log.coordinator.txt").read_text()
+    assert (
+        "train.batch_sequences is 8: steps of 1,024 tokens, in a run of 4,000"
+        in (run.logs / "log.coordinator.txt").read_text()
+    )
     assert sizes_of(run) == (128, 8, 1)
     done = command("train", path, "--set", "train.tokens=9000000", "--allow-changes", "--stop-at", "3")
     assert "train.batch_sequences" not in done.stderr

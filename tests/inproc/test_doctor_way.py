@@ -78,7 +78,7 @@ def test_another_crews_coordinator_and_a_node_that_was_kicked(crew: Crew, tmp_pa
     luis = joined(crew, "luis")
     crew.nodes.remove("luis")
     kicked = broken(walked(address_of(crew), luis), "member")
-    assert "is not in the crew, or no longer" in kicked.cause
+    assert "is not in the crew; it may have been removed" in kicked.cause
     assert (kicked.command, kicked.shell) == ("cuadrilla invite", "coordinator")
 
 

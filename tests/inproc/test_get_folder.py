@@ -68,6 +68,9 @@ def test_the_texts_of_an_archive(server, pull):
     with pytest.raises(DataError, match="cannot be unpacked"):
         pull(broken, inside="txt")
     pull(broken, inside="txt")  # the broken archive was not kept
+    alike = server.on("/alike.zip", whole(archive({"repo/txt/d?.txt": b"uno", "repo/txt/d*.txt": b"dos"})))
+    with pytest.raises(DataError, match="two of its files are called d_"):
+        pull(alike, inside="txt")
     assert pull.names() == {"a.txt", "b.txt", "c.txt", RECORD}
     assert (pull.folder / "b.txt").read_bytes() == b"dos"
 

@@ -7,8 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from cuadrilla.link.base import Goodbye, Hello, Progress
+from cuadrilla.train.sinks import Sink
 from tests.runs import prepare, workers
 from tests.tasks import RaggedRegression
+
+
+class Parts(Sink):
+    """Keeps which parts of steps were reported."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def working(self, _step: int, part: float) -> None:
+        self.found.append(part)
+
+
+def test_the_part_that_a_worker_had_done_goes_with_it(tmp_path: Path) -> None:
+    parts = Parts()
+    context = prepare(tmp_path, RaggedRegression(), sinks=[parts])
+    runtime = context.coordination
+    runtime.open(lambda _worker, _message: None)
+    hello = Hello(speed_hint=1.0)
+    for message in (hello, Progress(micro_steps=1, part=0.5), Goodbye(reason="it ends"), hello):
+        runtime.receive("a", message)
+    runtime.tick()
+    context.store.close()
+    assert parts.found == [0.5]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such alarms")

@@ -85,7 +85,7 @@ class CountingTask(RaggedRegression):
 
 def test_a_buffer_that_is_not_merged_is_refused_with_several_workers(tmp_path: Path) -> None:
     """Each worker would train with its own values, without notice."""
-    with pytest.raises(TaskError, match="num_passes changes in a pass"):
+    with pytest.raises(TaskError, match="a forward pass changes the buffer num_passes"):
         execute(tmp_path / "crew", CountingTask(), workers(UNEQUAL["two equal"]))
     execute(tmp_path / "one", CountingTask())
     assert float(final(tmp_path / "one")["num_passes"]) > 0

@@ -132,6 +132,8 @@ def test_closing_ends_the_wait_for_one_that_hangs(tmp_path: Path, monkeypatch: p
     watched.close()
     asking.join(100)
     assert (found, watched.is_silent) == ([()], False)
+    watched.close()  # just before a thread asks
+    assert (watched.sample(), watched.is_silent) == ((), False)
     assert not children()
 
 

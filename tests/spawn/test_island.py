@@ -131,7 +131,7 @@ def test_a_rank_that_fails_ends_the_others(port: int, tmp_path: Path) -> None:
     ranks = [start_rank(rank, 2, port, *TRAIN, str(run.path)) for rank in range(2)]
     said = [err for _, err in finished(ranks)]
     assert ranks[0].returncode == 5, said
-    assert "the island broke" in said[0]
+    assert "the connection between the ranks broke" in said[0]
     assert "on purpose" in said[1]
 
 

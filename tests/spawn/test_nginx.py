@@ -79,10 +79,9 @@ class Front:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modelo")
-    tokenizer_of(300).save(folder / "own-tokenizer.json")
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=300, context=CONTEXT, layers=1, heads=1, width=8)
-    save_hf(GPT2(config), folder, tokenizer_path=folder / "own-tokenizer.json")
+    save_hf(GPT2(config), folder, tokenizer=tokenizer_of(300))
     return folder
 
 

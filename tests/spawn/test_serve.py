@@ -137,7 +137,7 @@ def test_errors_of_openais_library(client: openai.OpenAI, service: Service) -> N
 @pytest.mark.thorough
 def test_an_evaluation_harness(service: Service, model: LanguageModel, tmp_path: Path) -> None:
     """lm-evaluation-harness gets the same scores of choices over the API as from our model."""
-    save_hf(model.model, tmp_path / "run-hf", tokenizer_path=model.tokenizer_path)
+    save_hf(model.model, tmp_path / "run-hf", tokenizer=model.tokenizer)
     questions = [
         {"context": "Había una vez un", "choices": [" niño", " xq#"], "answer": 0},
         {"context": "La niña vivía en la", "choices": [" casa", " montaña"], "answer": 1},

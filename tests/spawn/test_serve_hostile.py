@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from cuadrilla.data.prepare import PrepareOptions, prepare
+from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.host.process import allow_descriptors
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import save_hf
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name == "nan":
             with torch.no_grad():
                 model.transformer.wte.weight.fill_(3e38)  # finite, as loaded weights must be; their squares are not
-        save_hf(model, made / name, tokenizer_path=made / "data" / "tokenizer.json")
+        save_hf(model, made / name, tokenizer=Tokenizer.load(made / "data" / "tokenizer.json"))
     return made
 
 

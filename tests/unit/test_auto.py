@@ -58,6 +58,11 @@ class Machines:
         self.actions = actions
         return self.lengths[-number:]
 
+    def join(self, name: str, *, units_per_second: float) -> None:
+        self.speeds[name] = units_per_second
+        hello = Received(worker=name, message=Hello(speed_hint=1.0))
+        self.actions = [*self.actions, *self.machine.handle(hello, self.now)]
+
     def _round(self, actions: Sequence[Action]) -> list[Action]:
         leases = self._lease(actions)
         self.workers.append(set(leases))
@@ -112,6 +117,22 @@ def test_alone_it_takes_smaller_steps_where_those_of_the_crew_are_large(tokens: 
     assert crew.workers[-10:] == [{"ana"}] * 10
     assert crew.parts[-10:] == [{parts}] * 10
     assert all(made == {1} for made, workers in zip(crew.parts, crew.workers, strict=True) if len(workers) > 1)
+
+
+@pytest.mark.parametrize(("tokens", "parts"), [(600, 1), (250_000, 4)])
+def test_the_only_machine_trains_in_short_rounds_and_a_second_one_soon_has_work(tokens: int, parts: int) -> None:
+    crew = Machines({"ana": 30.0}, transfer=5.0, here="ana", step_tokens=tokens)
+    assert set(crew.rounds(100)[2:]) == {2 if parts > 1 else 1}
+    assert crew.parts[-1] == {parts}
+    crew.join("luis", units_per_second=30.0)
+    crew.rounds(4)
+    assert crew.workers[-3:] == [{"ana", "luis"}] * 3
+    assert crew.lengths[-3:-1] == [1, 1]  # until luis is measured
+
+
+def test_far_from_the_coordinator_the_only_machine_trains_in_long_rounds() -> None:
+    crew = Machines({"ana": 30.0}, transfer=20.0, step_tokens=250_000)
+    assert set(crew.rounds(10)[2:]) == {64}
 
 
 def test_where_one_machine_makes_all_rounds_it_is_alone_in_smaller_steps_after_one_long_window() -> None:

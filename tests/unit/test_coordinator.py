@@ -63,7 +63,7 @@ def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
     crew.join("broken")
     while not crew.evicted:
         _fails(crew, "broken", rounds=1)
-    told = "left out for {minutes} min: unusable contributions in 2 rounds"
+    told = "excluded for {minutes} minutes: its contributions were unusable in 2 rounds"
     assert [stop.message.reason for stop in crew.evicted] == [told.format(minutes=10)]
     crew.now += 570.0
     crew.join("broken")

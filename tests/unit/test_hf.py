@@ -107,9 +107,8 @@ def test_old_buffers_are_ignored_and_an_equal_head_is_accepted() -> None:
 def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     hf = transformers()
     tokenizer = Tokenizer.train(["la niña come pan", "el niño ñoño come"] * 4, vocab_size=280)
-    tokenizer.save(tmp_path / "made.json")
     model = make({**SMALL, "vocab_size": tokenizer.vocab_size})
-    save_hf(model, tmp_path / "out", tokenizer_path=tmp_path / "made.json")
+    save_hf(model, tmp_path / "out", tokenizer=tokenizer)
     theirs = hf.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "  ¿Qué come la niña?\n\nPan — 🙂 "
     assert theirs.encode(text, add_special_tokens=False) == tokenizer.encode(text)
@@ -171,7 +170,7 @@ def test_a_file_longer_than_it_says_is_refused_unread(tmp_path: Path) -> None:
     ("name", "raw", "says"),
     [
         ("config.json", None, "cannot read"),
-        ("config.json", b"[1]", "describes no GPT-2"),
+        ("config.json", b"[1]", "does not describe a supported GPT-2"),
         ("config.json", b"[" * 100_000, "cannot read"),
         ("model.safetensors", None, "does not exist"),
     ],

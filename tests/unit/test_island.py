@@ -70,7 +70,7 @@ def test_nccl_needs_a_card_for_each_rank(cards, name, reason):
 
 def test_ranks_that_differ_are_named_with_both_values():
     require_alike([{"data": "1"}, {"data": "1"}])
-    with pytest.raises(ConfigError, match="rank 2 has other system than rank 0: Darwin and Linux") as caught:
+    with pytest.raises(ConfigError, match="system differs: Darwin at rank 2, Linux at rank 0") as caught:
         require_alike([{"system": "Linux", "torch": "2.9"}] * 2 + [{"system": "Darwin", "torch": "2.8"}])
     assert "cuadrilla join" in caught.value.hint
 

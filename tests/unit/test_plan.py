@@ -101,9 +101,10 @@ def test_where_all_have_a_link_this_machine_coordinates(tmp_path: Path) -> None:
     [
         ("", "machine"),
         ('[[machine]]\nname = "a"\nspede = 1.0', "spede"),
-        ('[[machine]]\nname = "a"', "its speed is needed, once"),
-        ('[[machine]]\nname = "a"\nspeed = 1.0\ntflops = 1.0', "its speed is needed, once"),
+        ('[[machine]]\nname = "a"', "give its speed by exactly one of"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\ntflops = 1.0', "give its speed by exactly one of"),
         ('[[machine]]\nname = "a"\nspeed = 1.0\nlink = "fast"', "link"),
+        ('[[machine]]\nname = "a"\nspeed = 1.0\nlink = "0.0mbit+1ms"', "link"),
         ('[[machine]]\nname = "a"\nspeed = 1.0\n[[machine]]\nname = "a"\nspeed = 1.0', "one name"),
         ("[[machine", "crew.toml"),
     ],

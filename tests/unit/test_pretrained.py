@@ -30,10 +30,9 @@ def tokenizer() -> Tokenizer:
 def published(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     """A folder with more rows in its embedding than its tokenizer has tokens."""
     folder = tmp_path / "published"
-    tokenizer.save(tmp_path / "made.json")
     torch.manual_seed(0)
     model = GPT2(GPT2Config(vocab_size=tokenizer.vocab_size + 5, context=8, layers=1, heads=2, width=12))
-    save_hf(model, folder, tokenizer_path=tmp_path / "made.json")
+    save_hf(model, folder, tokenizer=tokenizer)
     return folder
 
 

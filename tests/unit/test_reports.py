@@ -51,7 +51,7 @@ def test_nonsense_is_not_known_and_texts_act_on_no_terminal() -> None:
     ids=lambda fields: next(iter(fields)),
 )
 def test_what_no_worker_reports_is_refused(fields) -> None:
-    with pytest.raises(LinkError, match="a message cannot be used"):
+    with pytest.raises(LinkError, match="a message of an unknown kind"):
         wire.decode(b"NodeReport " + json.dumps(fields).encode(), NodeReport)
 
 

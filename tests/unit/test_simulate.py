@@ -45,7 +45,7 @@ HAPPENS = (  # each must happen in some of a hundred seeds, else the simulation 
     "damaged checkpoints",
     "discarded",
     "hung",
-    "left out for 10 min",
+    "excluded for 10 minutes",
     "late messages of an old connection",
     "lost",
     "non-finite",

@@ -13,7 +13,7 @@ from cuadrilla.cli.evaluate import judged
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import shown_progress
-from cuadrilla.cli.train import train_and_show
+from cuadrilla.cli.train import PAGE, train_and_show
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
@@ -133,7 +133,7 @@ def demo(
     else:
         for text in result["examples"]:
             emit("\n{text}", text=text)
-    page = run.path / "report.html"
+    page = run.path / PAGE
     save_page(run, page)
     say(
         "\ncurves, machines, samples: {page}\n"

@@ -35,7 +35,7 @@ def export_hf(
     if strange:
         raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
     found = _open(run, newest=newest)
-    save_hf(found.model, to, tokenizer_path=found.tokenizer_path)
+    save_hf(found.model, to, tokenizer=found.tokenizer)
     write_atomic(to / CARD, model_card(found))
     _report(to, found, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
 

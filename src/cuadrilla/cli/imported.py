@@ -38,7 +38,8 @@ def import_model(
     ] = False,
 ) -> None:
     """Make a run that continues from a model that others have trained: train, evaluate, generate and export it."""
-    from cuadrilla.model.pretrained import TOKENIZER, read_pretrained, save_pretrained
+    from cuadrilla.data.folder import TOKENIZER
+    from cuadrilla.model.pretrained import read_pretrained, save_pretrained
 
     data = seen_from(to, data)
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
@@ -46,7 +47,7 @@ def import_model(
     found = read_pretrained(source, trust=trust)
     work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
-        made = make_run(work, run_file_text(found.model.config, data=data))
+        made = make_run(work, continuing_run_file(found.model.config, data=data))
         save_pretrained(found, work / MODEL_FOLDER)
         resolved = read_run_file(made.run_file)
         write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
@@ -70,7 +71,7 @@ def import_model(
     say("      cuadrilla train {to}", to=typed(to))
 
 
-def run_file_text(shape: "GPT2Config", *, data: str) -> str:
+def continuing_run_file(shape: "GPT2Config", *, data: str) -> str:
     """A run file that continues training a model of these sizes."""
     sizes = {name: getattr(shape, name) for name in ("layers", "heads", "width", "context")}
     names = ("inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied")

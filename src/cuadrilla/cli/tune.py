@@ -50,9 +50,10 @@ def tune(
     With --crew the machines that join with `cuadrilla join` do trials, each as fast as it can.
     Ctrl-C saves and stops; the same command goes on.
     """
+    from cuadrilla.tune.folder import TUNE
     from cuadrilla.tune.run import open_search
 
-    run_file, folder = run / "run.toml" if run.is_dir() else run, folder_of(run).path / "tune"
+    run_file, folder = run / "run.toml" if run.is_dir() else run, folder_of(run).path / TUNE
     with ExitStack() as stack:
         parts: list[Executor] = []
         if here or not crew:

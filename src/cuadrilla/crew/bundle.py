@@ -92,8 +92,7 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
     begins_from = folder / config.model.init
     held = weights.weights_of(begins_from)
     if not held.is_file() and not goes_on:
-        hint = "name a folder with config.json and model.safetensors"
-        raise CheckpointError("{path} does not exist", path=held, hint=hint)
+        raise CheckpointError("{path} does not exist", path=held, hint=weights.NAME_FOLDER)
     files = [begins_from / "config.json", begins_from / TOKENIZER, *(weights.files_of(held) if held.is_file() else [])]
     where = RunDir(folder).initial.name
     found = {f"{where}/{path.name}": (path, file_sha256(path)) for path in {held, *files} if path.is_file()}

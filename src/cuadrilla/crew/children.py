@@ -4,11 +4,13 @@ Invariants
 * A child ends with this process, even if that is killed: the child's standard input is a pipe that only this process
   holds open, and the child watches it (`end_with_parent`).
 * A program that a signal has ended (SIGKILL, SIGSEGV, the kernel that ran out of memory) may be started again, until
-  `MAX_DEATHS` deaths in a row without progress between them. One that ended with an exit code is not started again.
+  `MAX_DEATHS` deaths without progress between them, or a worker's within `STEADY_SECONDS`. One that ended with an exit
+  code is not started again.
 * On standard output a worker writes one thing: the error that ended it, as JSON, or why it is done.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
@@ -25,7 +28,7 @@ from cuadrilla.messages import Message
 
 MAX_DEATHS = 3
 STEADY_SECONDS = 600.0
-"""A worker that has lived for so long counts as having made progress."""
+"""A worker is given up after `MAX_DEATHS` deaths within this time."""
 FINISH_SECONDS = 10.0
 """Time to end for a child that is asked to stop: it finishes its pass first."""
 
@@ -50,17 +53,17 @@ def _follow(lifeline: int, hear: Callable[[str], object]) -> None:
 
 
 class Deaths:
-    """Deaths of one program, in a row without progress. `progress` returns a value that changes with each step."""
+    """The last deaths of one program. `progress` returns a value that changes with each step."""
 
-    def __init__(self, progress: Callable[[], object] = lambda: time.monotonic() // STEADY_SECONDS) -> None:
-        self._progress, self._last = progress, progress()
-        self.number = 0
+    def __init__(self, progress: Callable[[], object] = lambda: None, *, within_seconds: float = math.inf) -> None:
+        self._progress, self._within_seconds = progress, within_seconds
+        self._last: deque[tuple[object, float]] = deque(maxlen=MAX_DEATHS)
 
     def allow(self, _signal: int = 0) -> bool:
-        """Count one more death; return whether to start the program again."""
-        before, self._last = self._last, self._progress()
-        self.number = self.number + 1 if self._last == before else 0
-        return self.number < MAX_DEATHS
+        """Note one more death; return whether to start the program again."""
+        self._last.append((self._progress(), time.monotonic()))
+        (before, first), (now, last) = self._last[0], self._last[-1]
+        return len(self._last) < MAX_DEATHS or now != before or last - first > self._within_seconds
 
 
 class Children:

@@ -113,8 +113,8 @@ class Island:
         """
         if config.sync.kind != "exact":
             raise ConfigError(
-                "several ranks cannot be one worker of this run: its workers answer with weights",
-                hint='sync.kind = "exact", or without torchrun: each device is a worker then',
+                "ranks can be one worker only where every step is exact; this run may train in windows",
+                hint='set sync.kind = "exact" for the run, or start without torchrun: then each device is a worker',
             )
         mine = {
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],
@@ -221,12 +221,9 @@ def joined(place: Place) -> Iterator[Island]:
             dist.destroy_process_group()
 
 
-def lead(context: RunContext, island: Island, *, config: Config, tell: Callable[[str], None]) -> Outcome:
-    """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail.
-
-    `config`: the settings that were sent to the other ranks (`Island.start`).
-    """
-    island.form(config, context.task, context.model, parameters=context.parameters[0])
+def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) -> Outcome:
+    """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail."""
+    island.form(context.config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     links: list[IslandLink] = []

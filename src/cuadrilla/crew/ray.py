@@ -153,10 +153,10 @@ class Launcher:
         """End the actors, after FINISH_SECONDS in which they may finish."""
         self._closed.set()
         self._thread.join(FINISH_SECONDS)
-        results = [result for _, result in self._working.values()]
-        if results:
-            ray.wait(results, num_returns=len(results), timeout=FINISH_SECONDS)
-        for actor, _ in self._working.values():
+        working = list(self._working.values())  # a copy: the thread may still run
+        if working:
+            ray.wait([result for _, result in working], num_returns=len(working), timeout=FINISH_SECONDS)
+        for actor, _ in working:
             ray.kill(actor)
 
     def _run(self, work: Callable[[], None]) -> None:

@@ -99,7 +99,7 @@ def train_run(
                 case LocalEngine() if island is not None:
                     from cuadrilla.crew.island import lead
 
-                    return lead(context, island, config=config, tell=audience.tell)
+                    return lead(context, island, tell=audience.tell)
                 case LocalEngine():
                     return run_local(context)
                 case CrewEngine():
@@ -148,7 +148,9 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
     if isinstance(config.sync, WindowsSync):
         tell(Message("           in windows of {steps}", steps=config.sync.steps))
     elif isinstance(config.sync, AutoSync):
-        tell(Message("           results are merged after every step, or after several where that is faster (sync.kind)"))
+        tell(
+            Message("           results are merged after every step, or after several where that is faster (sync.kind)")
+        )
     if context.resumed_at:
         tell(Message("resumed    at step {step}", step=context.resumed_at))
     for decided in decisions:

@@ -16,12 +16,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from cuadrilla.crew.bundle import fetch
+from cuadrilla.crew.bundle import Report, fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import KnownTerm, Refused
@@ -44,8 +43,6 @@ from cuadrilla.train.journal import read_records
 PAUSE_SECONDS, ASK_SECONDS = 2.0, 2.0
 KEPT_CHECKPOINTS = 2
 COPIED_FILE = re.compile(rf"standby\.json|run/journal/v[0-9]{{8,12}}\.log|run/({CHECKPOINT_FILE.pattern})")
-
-Report = Callable[[str], None]
 
 
 class Copy:

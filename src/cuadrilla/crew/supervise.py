@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 
-from cuadrilla.crew.children import Children, Deaths, cuadrilla_command
+from cuadrilla.crew.children import MAX_DEATHS, Children, Deaths, cuadrilla_command
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem, ResourceError
 from cuadrilla.messages import Message
@@ -52,7 +52,7 @@ def supervise(
         if not deaths.allow():
             raise EnvironmentProblem(
                 "the coordinator died {times} times without a step in between (the last time by {signal})",
-                times=deaths.number,
+                times=MAX_DEATHS,
                 signal=killed_by,
                 hint="SIGKILL: is there enough memory? If so, see {logs}; the same command continues",
                 logs=run.logs,

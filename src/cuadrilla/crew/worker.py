@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import require_work
-from cuadrilla.crew.children import Children, Deaths, cuadrilla_command
+from cuadrilla.crew.children import STEADY_SECONDS, Children, Deaths, cuadrilla_command
 from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
@@ -222,7 +222,8 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     try:
         for use in uses:
             command = worker_command(use.name, use, crew=node.crew.folder, rules=asdict(node.idle_policy.rules))
-            children.start(use.name, command, environment=use.environment, again=Deaths().allow)
+            deaths = Deaths(within_seconds=STEADY_SECONDS)
+            children.start(use.name, command, environment=use.environment, again=deaths.allow)
         while children.alive:
             time.sleep(POLL_SECONDS)
             for name, code in children.poll().items():

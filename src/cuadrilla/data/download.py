@@ -273,7 +273,10 @@ def _unpacked(archive: Path, folder: Path, *, inside: str) -> dict[str, Path]:
                 parts = PurePosixPath(member.filename).parts
                 if len(parts) != 3 or parts[1] != inside or member.is_dir():
                     continue
-                found[safe_name(parts[2])] = path = folder / safe_name(parts[2])
+                name = safe_name(parts[2])
+                if name in found:
+                    raise zipfile.BadZipFile(f"two of its files are called {name}")
+                found[name] = path = folder / name
                 with opened.open(member) as source, open(path, "wb") as file:
                     shutil.copyfileobj(source, file)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:

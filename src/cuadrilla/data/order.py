@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 ROUNDS = 6
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK64 = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MASK64 = 2**64 - 1
 
 Integers = npt.NDArray[np.uint64]
 
@@ -27,13 +27,13 @@ def sequence_indices(seed: int, *, start: int, count: int, length: int) -> npt.N
         first = max(positions.start, epoch * length)
         last = min(positions.stop, (epoch + 1) * length)
         inside = np.arange(first - epoch * length, last - epoch * length, dtype=np.uint64)
-        result[first - start : last - start] = _permute(inside, key=_mix_int(seed ^ _mix_int(epoch)), length=length)
+        result[first - start : last - start] = _permute(inside, key=mix_int(seed ^ mix_int(epoch)), length=length)
     return result
 
 
 def _permute(values: Integers, *, key: int, length: int) -> npt.NDArray[np.int64]:
     half_bits = max(1, ((length - 1).bit_length() + 1) // 2)
-    keys = [np.uint64(_mix_int(key + (round_ + 1) * _GOLDEN)) for round_ in range(ROUNDS)]
+    keys = [np.uint64(mix_int(key + (round_ + 1) * GOLDEN)) for round_ in range(ROUNDS)]
     result = _feistel(values, keys=keys, half_bits=half_bits)
     while (outside := result >= length).any():
         result[outside] = _feistel(result[outside], keys=keys, half_bits=half_bits)
@@ -55,8 +55,9 @@ def mixed(values: Integers) -> Integers:
     return values ^ (values >> np.uint64(31))
 
 
-def _mix_int(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK64
-    value = ((value ^ (value >> 30)) * int(_MULTIPLIERS[0])) & _MASK64
-    value = ((value ^ (value >> 27)) * int(_MULTIPLIERS[1])) & _MASK64
+def mix_int(value: int) -> int:
+    """The number that a SplitMix64 stream gives in this state; its next state is GOLDEN more."""
+    value = (value + GOLDEN) & MASK64
+    value = ((value ^ (value >> 30)) * int(_MULTIPLIERS[0])) & MASK64
+    value = ((value ^ (value >> 27)) * int(_MULTIPLIERS[1])) & MASK64
     return value ^ (value >> 31)

@@ -70,18 +70,18 @@ class Gpus:
         return tuple(GpuUsage(**row) for row in rows)
 
     def close(self) -> None:
-        """End the wait of a thread in `rows`. May be called from any thread. A later `rows` asks again."""
+        """End the wait in the present `rows`, or the next one. May be called from any thread."""
         self._closed.set()
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each card: the fields of `GpuUsage`, and `users`: [pid, percent] of each process that uses it."""
         if not self._argv or time.monotonic() < self._pause_until:
             return []
-        self._closed.clear()
         said = run(self._argv, seconds=TIMEOUT_SECONDS, stop=self._closed.is_set)
         told = [row["gpus"] for row in json_rows(said.text) if isinstance(row.get("gpus"), list)]
         rows = parse_ioreg(said.text) if self._argv is IOREG else next(iter(told), None)
         self.is_silent = rows is None and not self._closed.is_set()
+        self._closed.clear()
         if self.is_silent:
             self._pause_until = time.monotonic() + RETRY_SECONDS
         return rows or []

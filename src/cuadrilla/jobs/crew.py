@@ -89,7 +89,9 @@ class AssignedJob:
         """Path for a file that its machine sends; for the link's threads. Raises LinkError for an unwanted file."""
         match = CHECKPOINT_FILE.fullmatch(path)
         if match is None:
-            raise LinkError("a machine sent a file that is no part of a checkpoint", hint="install the same version there")
+            raise LinkError(
+                "a machine sent a file that is no part of a checkpoint", hint="install the same version there"
+            )
         return self.incoming / f"v{int(match[1]):08d}" / match[2]
 
 
@@ -256,14 +258,14 @@ class CrewExecutor:
             if target.exists():
                 shutil.rmtree(target)
             arrived.rename(target)
-        protect = {assigned.begun_at, best_version(assigned.run, upto=newest_version(assigned.run))}
+        protect = {assigned.begun_at, best_version(assigned.run, upto=newest_listed(assigned.run))}
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
 
     def _end(self, worker: str, *, complete: bool = False, lost: bool = False, reason: str = "") -> None:
         assigned, self._machines[worker].assigned = self._machines[worker].assigned, None
         assert assigned is not None
         state = "complete" if complete else "failed" if reason and not lost else "stopped"
-        write_json(assigned.run.status, {"state": state, "version": newest_version(assigned.run)}, private=True)
+        write_json(assigned.run.status, {"state": state, "version": newest_listed(assigned.run)}, private=True)
         shutil.rmtree(assigned.incoming, ignore_errors=True)
         assigned.lock.__exit__()
         seconds = time.monotonic() - assigned.began
@@ -290,7 +292,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         lock=lock,
         files={sha256: path for path, sha256 in {**offer.files, **begun}.values()},
         keep=config.checkpoint.keep,
-        begun_at=newest_version(run),
+        begun_at=newest_listed(run),
     )
     with ExitStack() as stack:
         stack.enter_context(lock)
@@ -301,7 +303,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))
 
 
-def newest_version(run: RunDir) -> int:
+def newest_listed(run: RunDir) -> int:
     return max((version_of(path) for path in list_checkpoints(run.checkpoints)), default=0)
 
 

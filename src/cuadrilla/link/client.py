@@ -181,12 +181,7 @@ class Connection:
         return found
 
     def ask(
-        self,
-        message: object,
-        data: Iterable[bytes] = (),
-        *,
-        seconds: float | None = None,
-        secret: bytes = b"",
+        self, message: object, data: Iterable[bytes] = (), *, seconds: float | None = None, secret: bytes = b""
     ) -> Iterator[bytes]:
         """Send `message` and the bytes that belong to it; yield the answer's parts. `secret`: of an invite. Raises
         LinkError."""
@@ -196,12 +191,7 @@ class Connection:
             raise as_link_error(error, address=self._address) from None
 
     def stream(
-        self,
-        method: str,
-        messages: Iterator[object],
-        *,
-        seconds: float | None = None,
-        secret: bytes = b"",
+        self, method: str, messages: Iterator[object], *, seconds: float | None = None, secret: bytes = b""
     ) -> Any:
         """Call the coordinator. Returns an iterator over the parts of its answer."""
         call = self._channel.stream_stream(f"/{wire.SERVICE}/{method}", request_serializer=_serialize)

@@ -88,7 +88,8 @@ def pinned_certificate(invite: Invite, *, timeout_seconds: float = 5.0) -> bytes
         raise LinkError(
             "{address} is not the coordinator that made this invite (it has a different key); nothing secret was sent",
             address=invite.address,
-            hint="check that the invite is from this crew; if it is, another machine in this network may be posing as the coordinator",
+            hint="check that the invite is from this crew; if it is, another machine in this network may be posing as "
+            "the coordinator",
         )
     return certificate
 

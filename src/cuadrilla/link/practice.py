@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from cuadrilla.config import LINK_SHAPE
 from cuadrilla.link.base import (
     Contribution,
     Lease,
@@ -47,11 +48,11 @@ class Shape:
 
 def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
     """A shape from `100mbit`, `1gbit+0.5ms` or "". The text was checked before (`config.LINK_SHAPE`)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit(?:\+(\d+(?:\.\d+)?)ms)?", text)
-    if match is None:
+    match = re.fullmatch(LINK_SHAPE, text)
+    if match is None or not text:
         return Shape(speed=speed)
-    bits = float(match[1]) * PREFIXES[match[2]]
-    return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match[3] or 0) / 1000)
+    bits = float(match["rate"]) * PREFIXES[match["unit"]]
+    return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match["delay"] or 0) / 1000)
 
 
 class OwnerLines:

@@ -72,7 +72,7 @@ from cuadrilla.version import __version__
 
 DESCRIPTORS = 16_384
 """Limit of open files of this process. With 1,024, 1,500 connections that send nothing would block the server."""
-NUM_THREADS, MAX_DEVICE = 2048, 20
+NUM_THREADS, MAX_DEVICE_NAME = 2048, 20
 IDLE_SECONDS = 15.0
 """A connection without a call is closed after this time. A session is a call; a client reconnects for its next call."""
 STOP_SECONDS = 5.0
@@ -305,7 +305,10 @@ class CrewServer:
             case Keep() if self._jobs is not None:
                 self._jobs.keep(worker, message, self._data(session, requests))
             case _:
-                raise LinkError("it sent a message about a job, but this coordinator trains one run together", hint="install the same version there")
+                raise LinkError(
+                    "it sent a message about a job, but this coordinator trains one run together",
+                    hint="install the same version there",
+                )
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
         """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
@@ -403,7 +406,7 @@ class CrewServer:
         name = self._listed_name(context)
         if name is None:
             raise Refused(NOT_LISTED)
-        device = metadata_of(context, wire.DEVICE_KEY)[:MAX_DEVICE]
+        device = metadata_of(context, wire.DEVICE_KEY)[:MAX_DEVICE_NAME]
         return f"{name}/{device}" if device else name
 
     def _listed_name(self, context: Any) -> str | None:

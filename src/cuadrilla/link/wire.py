@@ -65,7 +65,11 @@ def decode(raw: bytes, *kinds: type) -> Any:
             if kind.__name__.encode() == name:
                 return _adapter(kind).validate_json(text, strict=True)
     hint = "install the same version on both machines"
-    raise LinkError("a message of an unknown kind, or with invalid values, arrived: {name!r}", name=name[:40].decode(errors="replace"), hint=hint)
+    raise LinkError(
+        "a message of an unknown kind, or with invalid values, arrived: {name!r}",
+        name=name[:40].decode(errors="replace"),
+        hint=hint,
+    )
 
 
 @cache

@@ -18,7 +18,6 @@ from cuadrilla.model.sampling import Sampling
 
 MAX_ROWS = 64
 """Upper bound of the rows that are continued together. More rows take more memory and are hardly faster."""
-REPLACEMENT = "\ufffd"
 
 
 def generate(
@@ -29,8 +28,8 @@ def generate(
     Raises CheckpointError if the model computes NaN or infinite values.
     """
     row = Row(list(prompt_ids), sampling)
-    rows = _rows_for(model, [row])
     if row.reason is None:
+        rows = _rows_for(model, [row])
         rows.join(row)
     while row.reason is None:
         for _, token in rows.step():
@@ -60,7 +59,8 @@ def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sa
 def _check(row: Row) -> None:
     if row.reason == "error":
         raise CheckpointError(
-            "the model computes NaN or infinite values", hint="use another checkpoint: this one may have been damaged in training"
+            "the model computes NaN or infinite values",
+            hint="use another checkpoint: this one may have been damaged in training",
         )
 
 

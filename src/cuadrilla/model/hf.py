@@ -24,7 +24,7 @@ from torch import Tensor
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
-from cuadrilla.model.weights import PICKLES, WEIGHTS, read_pickled, read_tensors, replacing, weights_of
+from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors, replacing, weights_of
 from cuadrilla.rundir import write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -90,9 +90,8 @@ def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
     return model
 
 
-def save_hf(model: GPT2, folder: Path, *, tokenizer_path: Path | None = None) -> None:
+def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) -> None:
     """Write the folder, with weights in fp32. Raises DataError, ResourceError."""
-    tokenizer = Tokenizer.load(tokenizer_path) if tokenizer_path else None
     if tokenizer:
         require_rows(tokenizer, rows=model.config.vocab_size)
     end = tokenizer.end_of_text if tokenizer else None
@@ -184,8 +183,8 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason, hint = getattr(error, "strerror", None) or error, "name a folder with config.json and model.safetensors"
-        raise CheckpointError("cannot read {path}: {reason}", path=path, reason=reason, hint=hint) from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError("cannot read {path}: {reason}", path=path, reason=reason, hint=NAME_FOLDER) from error
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

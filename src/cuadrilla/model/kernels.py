@@ -107,12 +107,9 @@ LONG = 512
 KEEP_PROBABILITIES_UP_TO = 1024  # positions; longer sequences compute them again in the backward pass: O(T) memory
 
 
-def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: float | None = None) -> Tensor:
-    """Causal attention as matrix products of each block of queries with the keys that it may see.
-
-    `scale` multiplies the scores; its default is 1/sqrt(D).
-    """
-    scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
+def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: float) -> Tensor:
+    """Causal attention as matrix products of each block of queries with the keys that it may see. `scale` multiplies
+    the scores."""
     q_GTD, k_GTD, v_GTD = (x.flatten(0, 1) for x in (q_BHTD, k_BHTD, v_BHTD))
     y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD, scale)  # type: ignore[no-untyped-call]
     return y_GTD.view(q_BHTD.shape)

@@ -20,14 +20,13 @@ from cuadrilla.rundir import storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
 PICKLED = "pytorch_model.bin"
-TOKENIZER = "tokenizer.json"
 ORIGIN = "origin.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
     model: GPT2
-    tokenizer: bytes
+    tokenizer: Tokenizer
     weights: Path
 
 
@@ -57,7 +56,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
     model = load_hf(folder, weights=weights)
     tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
     require_rows(tokenizer, rows=model.config.vocab_size)
-    return Pretrained(model=model, tokenizer=raw, weights=weights)
+    return Pretrained(model=model, tokenizer=tokenizer, weights=weights)
 
 
 def save_pretrained(found: Pretrained, folder: Path) -> None:
@@ -68,8 +67,7 @@ def save_pretrained(found: Pretrained, folder: Path) -> None:
         for path in files_of(found.weights):  # of several parts, the SHA-256 of their concatenation
             with open(path, "rb") as file:
                 hashlib.file_digest(file, lambda: digest)
-    write_atomic(folder / TOKENIZER, found.tokenizer)
-    save_hf(found.model, folder, tokenizer_path=folder / TOKENIZER)
+    save_hf(found.model, folder, tokenizer=found.tokenizer)
     name = f"{found.weights.resolve().parent.name}/{found.weights.name}"
     origin = {"name": name, "sha256": digest.hexdigest(), "licence": _licence(found.weights.with_name("README.md"))}
     write_atomic(folder / ORIGIN, json.dumps(origin, indent=1, ensure_ascii=False) + "\n")

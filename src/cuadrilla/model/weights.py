@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth")
 NESTED = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs store the weights in a larger dictionary."""
-AGAIN = "copy the original again"
+AGAIN, NAME_FOLDER = "copy the original again", "name a folder with config.json and model.safetensors"
 READING_ERRORS = (UnpicklingError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, OSError)
 MAX_REASON = 300
 
@@ -58,8 +58,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         try:
             tensors |= safetensors.torch.load_file(file)
         except FileNotFoundError as error:
-            hint = "name a folder with config.json and model.safetensors"
-            raise CheckpointError("{path} does not exist", path=file, hint=hint) from error
+            raise CheckpointError("{path} does not exist", path=file, hint=NAME_FOLDER) from error
         except (safetensors.SafetensorError, OSError) as error:
             raise CheckpointError(
                 "{path} is not a complete safetensors file ({reason})", path=file, reason=error, hint=AGAIN

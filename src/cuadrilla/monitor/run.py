@@ -24,6 +24,7 @@ from cuadrilla.monitor.follow import FileFollower, figures, parsed
 from cuadrilla.monitor.series import Series
 from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
 from cuadrilla.runfile import leaves
+from cuadrilla.tune.folder import TUNE
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
@@ -144,7 +145,7 @@ class RunReader:
     @property
     def name(self) -> str:
         path = self.run.path.resolve()
-        return f"{path.parent.name}/{path.name}" if self._jobs is not None and path.name == "tune" else path.name
+        return f"{path.parent.name}/{path.name}" if self._jobs is not None and path.name == TUNE else path.name
 
     def refresh(self) -> None:
         """Read what was written since the last read, at most twice a second."""

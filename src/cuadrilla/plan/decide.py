@@ -73,9 +73,10 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
 
 
 def _has_network(engine: LocalEngine | CrewEngine) -> bool:
-    """Whether the workers of this engine exchange steps over a network."""
-    here = isinstance(engine, LocalEngine) or (engine.kind == "crew" and engine.listen.startswith("127."))
-    return not here or (isinstance(engine, CrewEngine) and bool(engine.link))
+    """Whether the workers of this engine exchange steps over a network. Ranks of Ray Train are one worker."""
+    if isinstance(engine, LocalEngine) or engine.ranks:
+        return False
+    return bool(engine.link) or engine.kind != "crew" or not engine.listen.startswith("127.")
 
 
 def _as_begun(config: Config, began: Config) -> Config:

@@ -35,7 +35,9 @@ class MachineSection(Section):
     def _one_speed(self) -> Self:
         if [self.speed, self.tokens_per_second, self.tflops].count(None) != 2:
             keys = Message("speed, tokens_per_second or tflops")
-            raise ValueError(Message("machine {name}: give its speed by exactly one of {keys}", name=self.name, keys=keys))
+            raise ValueError(
+                Message("machine {name}: give its speed by exactly one of {keys}", name=self.name, keys=keys)
+            )
         return self
 
     @property

@@ -101,6 +101,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get(OPEN_TO_ALL[0])
     @app.get(OPEN_TO_ALL[1])
     async def health() -> dict[str, str]:
+        if any(model.batcher.is_closing for model in service.all_of(ServedModel)):  # an error of ours, or a signal
+            raise Refusal(503, "the service answers no more; its log says why", code="draining")
         return {"status": "ok"}
 
     @app.get("/metrics")

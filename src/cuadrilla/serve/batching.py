@@ -42,7 +42,7 @@ class Batcher:
         self._calls: dict[Row, Call] = {}
         """The call of each row that has not ended."""
         self._left: set[Row] = set()
-        self._closing = False
+        self.is_closing = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="batcher")
         self._thread.start()
@@ -78,7 +78,7 @@ class Batcher:
         most = self.slots + self._max_waiting
         if number > most:
             raise Refusal(400, f"that is more than the {most} texts that this service takes at once", param="n")
-        if self._closing:
+        if self.is_closing:
             raise Refusal(503, "the service is shutting down", code="draining", Retry_After="1")
         if number and len(self._calls) + number > most:
             raise Refusal(429, "too many requests are waiting; try again later", code="overloaded", Retry_After="1")
@@ -86,8 +86,8 @@ class Batcher:
     def end(self) -> None:
         """End all rows at once, with the reason `error`, and refuse new ones."""
         with self._changed:
-            ended = [] if self._closing else list(self._calls.items())
-            self._closing = True
+            ended = [] if self.is_closing else list(self._calls.items())
+            self.is_closing = True
             self._changed.notify()
         for row, call in ended:
             call.steps.put_nowait((row, None, "error"))
@@ -127,7 +127,7 @@ class Batcher:
     def _take_in(self) -> bool:
         """Remove rows that were given up, add waiting ones, and wait for work. False if the thread must end."""
         with self._changed:
-            while not self._closing:
+            while not self.is_closing:
                 for row in self._left:
                     if row in self._waiting:
                         self._waiting.remove(row)

@@ -6,12 +6,13 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.model.generate import REPLACEMENT, TextStream
+from cuadrilla.model.generate import TextStream
 from cuadrilla.model.rows import Reason, Row, Score
 from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import ChatRequest, CompletionRequest
@@ -118,10 +119,11 @@ class Completion:
         """The answer as server-sent events."""
         with_usage = self._asked.stream_options is not None and self._asked.stream_options.include_usage
         nothing = {"usage": None} if with_usage else {}
-        async for choice, piece in self._pieces():
-            if piece.text or piece.scores or piece.reason or not choice.begun:
-                told = choice.chunk(piece, echo=self._asked.echo)
-                yield event({**self._head(chunk=True), "choices": [told], **nothing})
+        async with aclosing(self._pieces()) as pieces:  # its rows leave at once if the caller does
+            async for choice, piece in pieces:
+                if piece.text or piece.scores or piece.reason or not choice.begun:
+                    told = choice.chunk(piece, echo=self._asked.echo)
+                    yield event({**self._head(chunk=True), "choices": [told], **nothing})
         if with_usage:
             yield event({**self._head(chunk=True), "choices": [], "usage": self._usage})
         yield DONE
@@ -171,7 +173,7 @@ def event(value: Any) -> str:
 def spelled(tokenizer: Tokenizer, token: int) -> str:
     """A token as text. If it has an incomplete character, its bytes are spelled: `bytes:\\xc3`."""
     text = tokenizer.decode([token])
-    if REPLACEMENT not in text:
+    if "\ufffd" not in text:
         return text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in tokenizer.bytes_of(token))
 

@@ -72,7 +72,7 @@ class Edge:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._key and not OWN_NAMES.fullmatch(host):
             template = (
-                "without a key (--api-key-file) this service answers only as localhost; the header Host names something else"
+                "without a key (--api-key-file) this service answers only as localhost; Host names another machine"
             )
             raise Refusal(421, template, code="wrong_host")
         shown = headers.get("authorization", "")

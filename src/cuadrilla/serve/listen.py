@@ -37,7 +37,9 @@ def read_key(path: Path) -> str:
         raise ConfigError("{path}: {reason}", path=path, reason=reason, hint="name a file that holds the key") from None
     if len(key) < MIN_KEY or not key.isprintable():
         hint = "make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > FILE"
-        raise ConfigError("{path}: a key is one line of at least {least} printable characters", path=path, least=MIN_KEY, hint=hint)
+        raise ConfigError(
+            "{path}: a key is one line of at least {least} printable characters", path=path, least=MIN_KEY, hint=hint
+        )
     return key
 
 

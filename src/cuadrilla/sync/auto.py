@@ -10,6 +10,8 @@ a window also runs the optimizer. The estimate leaves that out, and a trial show
 run becomes up to `CREW_STEP` smaller ones, which lower the loss more at equal tokens. No other machine uses the link to
 the coordinator then. `ALONE` has to beat the longest window as measured with all lanes. Where `ALONE` promises most,
 that window is tried first, whatever it promises. It is measured again as often as `PROBE_COST` allows.
+While a crew has one member, it is `ALONE` in the shortest windows that its transfers allow, so that a second machine
+gets work soon after it has joined.
 
 Exact rounds and windows have the same state of record, so one can follow the other. A version is sent in the form that
 the next round needs, and a worker sees from it which half to use. A resumed run begins with exact steps again.
@@ -35,6 +37,8 @@ UNTRIED = 1.25
 """Factor on the estimated value of `ALONE` until it is tried: the machine's speed was measured while it coordinated."""
 MEMORY_SECONDS = 600.0
 """How long the measurement of a length counts."""
+LITTLE = 0.05
+"""Largest part of the time of the only member that its transfers may take in the rounds that are chosen for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +152,13 @@ class Took:
 
 @dataclass(kw_only=True)
 class Tried:
-    """`present`: the length of the present rounds; `longest`: of the longest window; `measured`: results by length."""
+    """`present`: length of the present rounds; `longest`: of the longest window; `steps_of_one`: of the rounds of an
+    only member, 0 while there are several; `measured`: results by length.
+    """
 
     present: int = 1
     longest: int = 1
+    steps_of_one: int = 0
     measured: dict[int, Took] = field(default_factory=dict)
 
 
@@ -172,30 +179,48 @@ class AutoRounds(Rounds):
 
     def length(self, work: Work) -> int:
         """Steps of the next round: the present length, unless another has a higher value. While a member is not
-        measured the length stays, so a run begins with exact steps.
+        measured the length stays, so a run begins with exact steps; they begin anew when a second member joins.
         """
-        last, tried = work.merged_steps, self.tried
-        if last and all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
-            possible = lengths(work.rules.num_steps)
-            tried.longest = possible[-1]
-            self._note(work)
-            values = {length: self._value(length, work) for length in (*possible, ALONE)}
-            alone = values[ALONE] if self._known(tried.longest, work) else values.pop(ALONE)
-            best = max(values, key=values.__getitem__)
-            if ALONE not in values and (tried.present == ALONE or alone > BETTER * values[best]):
-                tried.present = tried.longest
-            elif values[best] > BETTER * values[tried.present]:
-                tried.present = best
-            if (self._steps(tried.present) > 1) != (last > 1):
-                work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
+        last, tried, members = work.merged_steps, self.tried, work.crew.members
+        if last and members and all(member.measurements >= MIN_MEASUREMENTS for member in members.values()):
+            tried.longest = lengths(work.rules.num_steps)[-1]
+            tried.present = self._of_several(work) if len(members) > 1 else self._of_one(work)
+        elif len(members) > 1 and tried.steps_of_one:
+            tried.present = 1
+        if len(members) > 1:
+            tried.steps_of_one = 0
+        if last and (self._steps(tried.present) > 1) != (last > 1):
+            work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
         return self._steps(tried.present)
+
+    def _of_several(self, work: Work) -> int:
+        """The length with the highest value."""
+        self._note(work)
+        tried = self.tried
+        values = {length: self._value(length, work) for length in (*lengths(work.rules.num_steps), ALONE)}
+        alone = values[ALONE] if self._known(tried.longest, work) else values.pop(ALONE)
+        best = max(values, key=values.__getitem__)
+        if ALONE not in values and (tried.present == ALONE or alone > BETTER * values[best]):
+            return tried.longest
+        return best if values[best] > BETTER * values[tried.present] else tried.present
+
+    def _of_one(self, work: Work) -> int:
+        """The length for the only member: the shortest that its transfers allow, in smaller steps where these help."""
+        tried, groups = self.tried, work.rules.units_per_step
+        smaller = _parts_alone(work.rules) > 1 and tried.longest > 1
+        for steps in lengths(work.rules.num_steps)[smaller:]:
+            (pace,) = self._paces(steps, work).values()
+            if pace.fixed_seconds <= LITTLE * pace.seconds(groups):
+                break
+        tried.steps_of_one = steps
+        return ALONE if smaller else steps
 
     def parts(self, work: Work) -> int:
         """Optimizer steps in each step of the run: several if a machine trains alone."""
         return _parts_alone(work.rules) if self.tried.present == ALONE else 1
 
     def _steps(self, length: int) -> int:
-        return length or self.tried.longest
+        return length or self.tried.steps_of_one or self.tried.longest
 
     def _note(self, work: Work) -> None:
         """Measure the last round; the result is averaged with an earlier one of the same members."""

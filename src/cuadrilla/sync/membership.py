@@ -106,13 +106,13 @@ class Membership:
             return banned(seconds)
         if different := _differing(self.rules.fingerprint, environment):
             template = "its program differs from the coordinator's: {different}; all machines need the same version"
-            return Message(template, different=_listed(different))
+            return Message(template, different=_joined(different))
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(environment)
             if different := _differing(self.environment, environment, also_new=True):
                 template = "strict mode needs identical machines; here these differ: {different}"
-                return Message(template, different=_listed(different[:3]))
+                return Message(template, different=_joined(different[:3]))
         return ""
 
     def depart(self, worker: str) -> None:
@@ -245,5 +245,5 @@ def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: 
     ]
 
 
-def _listed(parts: Iterable[Message]) -> Message:
+def _joined(parts: Iterable[Message]) -> Message:
     return reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), parts)

@@ -55,9 +55,8 @@ def _alarm_of(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | Non
 class Alarms:
     """The alarms of one run, on its coordinator's machine; used by the thread that trains."""
 
-    def __init__(self, section: AlarmSection, *, run: RunDir, limit_seconds: float = LIMIT_SECONDS) -> None:
-        self._section, self._limit_seconds = section, limit_seconds
-        self._run, self._name = run, run.path.resolve().name
+    def __init__(self, section: AlarmSection, *, run: RunDir) -> None:
+        self._section, self._run, self._name = section, run, run.path.resolve().name
         self._addresses = run.path / section.address_file if section.address_file else None
         self._sender = ThreadPoolExecutor(1, "alarms")
         self._told_at: dict[str, float] = {}
@@ -94,8 +93,8 @@ class Alarms:
     def _send(self, message: Mapping[str, str]) -> None:
         if self._section.command:
             said = dumps(message).encode()
-            if not run_program(self._section.command, seconds=self._limit_seconds, stdin=said).ok:
-                log.warning("alarm.command did not start, or did not end well in %g s", self._limit_seconds)
+            if not run_program(self._section.command, seconds=LIMIT_SECONDS, stdin=said).ok:
+                log.warning("alarm.command did not start, or did not end well in %g s", LIMIT_SECONDS)
         if self._addresses is not None and not _notify(self._addresses, message):
             log.warning("apprise could not send a message to every address in %s", self._addresses)
 

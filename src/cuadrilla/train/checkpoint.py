@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
-from cuadrilla.model.weights import read_tensors, some
+from cuadrilla.model.weights import WEIGHTS, read_tensors, some
 from cuadrilla.rundir import (
     RunDir,
     file_sha256,
@@ -37,7 +37,8 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.version import __version__
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+OPTIMIZER = "optimizer.safetensors"
+FILES = (WEIGHTS, OPTIMIZER, "state.json")
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 CHECKPOINT_NAME = re.compile(r"v(\d{8,})")
@@ -177,15 +178,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     verify_checkpoint(path)
     return Checkpoint(
         path=path,
-        model=read_model(path),
-        optimizer=read_tensors(path / "optimizer.safetensors"),
+        model=read_tensors(path / WEIGHTS),
+        optimizer=read_tensors(path / OPTIMIZER),
         state=read_object(path / "state.json"),
     )
-
-
-def read_model(path: Path) -> dict[str, Tensor]:
-    """The weights in a checkpoint that is verified. Raises CheckpointError."""
-    return read_tensors(path / "model.safetensors")
 
 
 @torch.no_grad()
@@ -290,7 +286,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 def _write_files(
     folder: Path, *, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
-    for name, tensors in (("model.safetensors", model), ("optimizer.safetensors", optimizer)):
+    for name, tensors in ((WEIGHTS, model), (OPTIMIZER, optimizer)):
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         safetensors.torch.save_file(plain, folder / name)
     (folder / "state.json").write_text(json.dumps(state, ensure_ascii=False))

@@ -230,13 +230,13 @@ class CoordinatorRuntime:
         """The event for the state machine. A contribution with impossible numbers is marked as not valid."""
         match message:
             case Hello():
-                self._heard.pop(worker, None)  # a heartbeat of an earlier session
+                self._forget(worker)  # heartbeats of an earlier session
                 self.store.event("joined", worker=worker)
             case Progress():
                 self._parts[worker] = message.part
                 self._tell_progress()
             case Goodbye():
-                self._heard.pop(worker, None)
+                self._forget(worker)
                 if worker in self.coordinator.crew.members and not self.coordinator.finished:
                     self.store.event("left", worker=worker, reason=message.reason)
             case Contribution():
@@ -245,6 +245,11 @@ class CoordinatorRuntime:
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Received(worker=worker, message=message)
+
+    def _forget(self, worker: str) -> None:
+        """Drop the heartbeats of a session that is over."""
+        for heard in (self._heard, self._parts):
+            heard.pop(worker, None)
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can have these numbers."""
@@ -298,7 +303,7 @@ class CoordinatorRuntime:
                     self._sent = replace(message, parameters=dict(self.merge.version(steps=message.next_round_steps)))
                 message = self._sent
             case Stop():
-                self._heard.pop(worker, None)
+                self._forget(worker)
                 self.store.event("evicted", worker=worker, reason=message.reason)
                 log.warning("%s: %s", worker, message.reason)
         self._send(worker, message)
@@ -360,7 +365,9 @@ class CoordinatorRuntime:
                 self._log_incident(said, action, level=logging.WARNING, kind="update skipped")
                 self.store.journal(header, dict)
             case Verdict.ROLL_BACK:
-                said = Message("too many updates were skipped: training continues from the last checkpoint, without the data in between")
+                said = Message(
+                    "too many updates were skipped: back to the last checkpoint, without the data in between"
+                )
                 self._log_incident(said, action, level=logging.WARNING, kind="rolled back to the last checkpoint")
                 self.store.roll_back()
             case Verdict.GIVE_UP:
@@ -403,13 +410,16 @@ class CoordinatorRuntime:
 
     def _tell_kind(self, version: int) -> None:
         """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
-        if self._kind == ALONE:
+        if self._kind == ALONE and len(self.coordinator.crew.members) == 1:
+            how = Message("the only machine trains, in smaller steps")
+        elif self._kind == ALONE:
             how = Message("only the fastest machine trains, because over this network that is faster")
         elif self._kind == 1:
             how = Message("all machines together in each step")
         else:
             how = Message(
-                "each machine makes {steps} steps by itself before a merge, because over this network that is faster", steps=self._kind
+                "each machine makes {steps} steps by itself before a merge, because over this network that is faster",
+                steps=self._kind,
             )
         log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
         self.store.event("rounds", version=version, steps=self._kind, reason=how)

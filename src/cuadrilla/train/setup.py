@@ -234,7 +234,7 @@ def assemble(
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
     `strategy` replaces the one that `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
-    `clock` returns seconds; it decides when a silent worker is lost.
+    `clock` returns seconds; it decides when a silent worker is lost, and when a checkpoint is due.
     Raises CheckpointError, ConfigError, ResourceError.
     """
     config, _ = decide(config, run)
@@ -254,6 +254,7 @@ def assemble(
         tensors=model_tensors(model),
         with_journal=config.checkpoint.journal == "on" or (config.checkpoint.journal == "auto" and crew),
         identity={"config": dump(config.for_others()), "data": task.data_hash()},
+        clock=clock,
     )
     state = store.recover(guard, check=lambda old: check_identity(old, store.identity, allow_changes=allow_changes))
     if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):

@@ -20,17 +20,10 @@ from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
+from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import (
-    CHECKPOINT_NAME,
-    Step,
-    check_shapes,
-    choose_step,
-    model_tensors,
-    read_model,
-    take_over,
-)
+from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, model_tensors, take_over
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
@@ -64,7 +57,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     step = choose_step(run, newest=newest)
     model = make_model(task, seed=config.run.seed)
     if step.path is not None:
-        take_over(model_tensors(model), read_model(step.path), path=step.path)
+        take_over(model_tensors(model), read_tensors(step.path / WEIGHTS), path=step.path)
     elif config.model.init:
         load_initial(model, run.path / config.model.init, task=task)
     else:
@@ -119,7 +112,7 @@ def open_model(path: Path, *, device: str = "auto", newest: bool = False, precis
         found, arithmetic = read_pretrained(path, trust=False), _precision("auto", device=chosen)
         opened = LanguageModel(
             model=found.model,
-            tokenizer=Tokenizer(found.tokenizer),
+            tokenizer=found.tokenizer,
             tokenizer_path=path / TOKENIZER,
             device=chosen,
             precision=arithmetic,
@@ -164,7 +157,7 @@ def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageMod
     if step.path is not None:
         with torch.device("meta"):
             model = GPT2(shape_of(config.model, tokens=tokenizer.vocab_size))
-        found = read_model(step.path)
+        found = read_tensors(step.path / WEIGHTS)
         check_shapes(model.state_dict(), found, path=step.path)
         model.load_state_dict(found, assign=True)
     elif config.model.init:

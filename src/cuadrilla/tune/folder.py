@@ -24,7 +24,7 @@ from cuadrilla.runfile import Resolved, as_sets, dump, has_begun, leaves, resolv
 from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 from cuadrilla.tune.space import Values
 
-JOBS = "jobs.json"
+JOBS, TUNE = "jobs.json", "tune"
 STATES = {"COMPLETE": "complete", "FAIL": "failed", "PRUNED": "stopped"}
 """States of trials that have ended, by Optuna's names."""
 USUAL_METRICS = ("val_bits_per_byte", "val_loss")

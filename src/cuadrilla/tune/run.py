@@ -22,7 +22,7 @@ from cuadrilla.rundir import (
     write_json,
 )
 from cuadrilla.runfile import dump, leaves, read_run_file
-from cuadrilla.tune.folder import SearchFolder, discard_weights, read_scores
+from cuadrilla.tune.folder import TUNE, SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.search import SECONDS, Search, job_of, open_storage, score_of, storing
 from cuadrilla.tune.space import Space
 from cuadrilla.user_file import UsersCode
@@ -142,7 +142,7 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
     """
     text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
-    folder = SearchFolder(run_file.parent.resolve() / "tune", text=text, sets=tuple(sets))
+    folder = SearchFolder(run_file.parent.resolve() / TUNE, text=text, sets=tuple(sets))
     space = Space(config.tune, text=text, sets=sets)
     make_private(folder.path)
     with FolderLock(folder.lock, purpose=Message("the search")), storing():

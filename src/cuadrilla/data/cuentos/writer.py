@@ -25,8 +25,7 @@ from cuadrilla.data.cuentos.template import (
     realise,
     variables_of,
 )
-
-_MASK = (1 << 64) - 1
+from cuadrilla.data.order import GOLDEN, MASK64, mix_int
 
 
 class Dice:
@@ -37,11 +36,8 @@ class Dice:
 
     def below(self, bound: int) -> int:
         """The next number in [0, bound). The multiplication's bias is below bound / 2**64."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = self._state
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        return ((mixed ^ (mixed >> 31)) * bound) >> 64
+        mixed, self._state = mix_int(self._state), (self._state + GOLDEN) & MASK64
+        return (mixed * bound) >> 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ const REASONS = [
   _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
   _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"),
   _("paused by this machine's owner; to resume: cuadrilla pause --off"), _("excluded for {minutes} minutes: its contributions were unusable in {rounds} rounds"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
-  _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"),
+  _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"), _("the only machine trains, in smaller steps"),
   _("each machine makes {steps} steps by itself before a merge, because over this network that is faster"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
   _("{reason}: joining again"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
-  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: training continues from the last checkpoint, without the data in between"),
+  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: back to the last checkpoint, without the data in between"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
   const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*?)");

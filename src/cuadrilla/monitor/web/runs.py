@@ -21,11 +21,10 @@ from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.jobs import is_run, open_run
 from cuadrilla.monitor.run import RUNNING, RunReader, modified, state_of
 from cuadrilla.rundir import RunDir, read_object
-from cuadrilla.tune.folder import JOBS
+from cuadrilla.tune.folder import JOBS, TUNE
 
-MAX_RUNS = 500
+MAX_RUNS, MAX_OPEN = 500, 50
 LOOK_SECONDS = 3.0
-TUNE = "tune"
 TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
@@ -61,9 +60,9 @@ class Runs:
             path = self._path(key)
             if path is None:
                 return None
-            if path not in self._open:
-                self._open[path] = open_run(path, queue=self._queue)
-            found = self._open[path]
+            found = self._open[path] = self._open.pop(path, None) or open_run(path, queue=self._queue)
+            if len(self._open) > MAX_OPEN:  # forget the reader that was not asked for the longest time
+                del self._open[next(iter(self._open))]
         found.refresh()
         return found
 
@@ -73,25 +72,26 @@ class Runs:
         found = []
         for key, path in self._paths.items():
             run, hands_out = RunDir(path), path == self._queue or (path / JOBS).is_file()
-            row = {"key": key, "path": str(path), "hands_out": hands_out, "state": state_of(run)}
-            more = {"stops": self._process(run) is not None, "updated": modified(run.metrics)}
+            row = {"key": key, "path": str(path), "hands_out": hands_out, "state": (state := state_of(run))}
+            more = {"stops": self._process(run, state) is not None, "updated": modified(run.metrics)}
             found.append({**newest_figures(run.metrics), **row, **more})
         return found
 
     def stop(self, key: str) -> bool:
         """Ask the process that trains a run to save and stop, like `cuadrilla stop`. Returns whether there is one."""
         self.names()
-        process = self._process(RunDir(self._paths[key])) if key in self._paths else None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if process is not None:
-                os.kill(process, signal.SIGTERM)
-                return True
+        if key in self._paths:
+            run = RunDir(self._paths[key])
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if (process := self._process(run, state_of(run))) is not None:
+                    os.kill(process, signal.SIGTERM)
+                    return True
         return False
 
-    def _process(self, run: RunDir) -> int | None:
+    def _process(self, run: RunDir, state: str) -> int | None:
         """The pid of the process here that trains a run. None for a run of the queue, which stops its runs itself."""
         owner, pid = read_object(run.lock), read_object(run.status).get("pid")
-        if (owner.get("host"), owner.get("pid")) != (socket.gethostname(), pid) or state_of(run) != RUNNING:
+        if (owner.get("host"), owner.get("pid")) != (socket.gethostname(), pid) or state != RUNNING:
             return None
         queued = RunQueue(self._queue).runs() if self._queue is not None else []
         return None if any(each.run.path == run.path and each.state == RUNNING for each in queued) else pid
