@@ -89,15 +89,13 @@ def make_run(folder: Path, *, steps: int = ENDLESS, unhurried: bool = False) -> 
     return RunDir(folder)
 
 
-def train(run: RunDir, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(run: RunDir, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
     """Train to the end, in this process; workers that are processes are real ones. Returns exit code and output."""
-    return cuadrilla("train", str(run.run_file), *arguments)
+    return cuadrilla("train", run.run_file, *arguments, code=code)
 
 
 def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
-    command = [*COMMAND, "train", str(run.run_file), *arguments]
-    settings = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
+    return begin("train", run.run_file, *arguments, **options)
 
 
 def begin(*arguments: object, **options: object) -> "subprocess.Popen[str]":
@@ -134,11 +132,27 @@ def said_by(process: "subprocess.Popen[str]") -> str:
     return talk.read_text()
 
 
+def run_program(
+    *command: object, code: int = 0, seconds: float = 150, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run any program in a process of its own, which must end with this exit code in so many seconds."""
+    options = {"capture_output": True, "text": True, **options}
+    done = subprocess.run([*map(str, command)], timeout=seconds, check=False, **options)
+    assert done.returncode == code, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+    return done
+
+
+def ended(process: "subprocess.Popen[str]", *, code: int = 0) -> str:
+    """Wait for a process, which must end with this code, and return its output."""
+    said = said_by(process)
+    assert process.returncode == code, said
+    return said
+
+
 def stop(process: "subprocess.Popen[str]") -> str:
     """Let a training save and stop, as `cuadrilla stop` and Ctrl-C do, and return its output."""
     process.terminate()
-    said = said_by(process)
-    assert process.returncode == 130, said
+    said = ended(process, code=130)
     assert "Traceback" not in said
     return said
 
@@ -156,8 +170,7 @@ def is_what_one_worker_gives(run: RunDir, *sets: str, begun_in: RunDir | None = 
         for path in (begun_in or run).path.glob("*"):
             if path.name in ("run.toml", "data", "teachers") or path.suffix == ".py":
                 (alone.path / path.name).symlink_to(path)
-        done = cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]))
-        assert done.returncode == 0, done.stderr
+        cuadrilla("train", folder, *sets, "--stop-at", str(versions[-1]), code=0)
         return final_sha256(alone.path) == final_sha256(run.path)
 
 

@@ -1,9 +1,6 @@
 """A dashboard in this process, behind the product's edge, on a free port of the loopback, and a client for it."""
 
 import json
-import socket
-import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import uvicorn
-
 from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.serve.edge import Edge
-from tests.commands import wait_for
+from tests.loopback import ask, listening
 
 TOKEN = "correct-horse-battery-staple"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -36,16 +31,7 @@ class ShownDashboard:
         """Status, body and headers of an answer. `headers`: with `_` for `-`; they may replace the token."""
         given = BEARER | {name.replace("_", "-"): value for name, value in headers.items()}
         given = {name: value for name, value in given.items() if value}
-        body = b"{}" if method == "POST" else None
-        if body:
-            given["Content-Type"] = "application/json"
-        request = urllib.request.Request(self.url + path, headers=given, method=method, data=body)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, answer.read(), answer.headers
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read(), error.headers
+        return ask(self.url + path, headers=given, method=method, body={} if method == "POST" else None)
 
     @contextmanager
     def following(self, key: str) -> Iterator[Iterator[dict[str, Any]]]:
@@ -57,19 +43,9 @@ class ShownDashboard:
 
 @contextmanager
 def shown(*places: Path, queue: Path | None = None) -> Iterator[ShownDashboard]:
-    """Serve a dashboard. The product's `listen` is not used, since it works only in the main thread of a process."""
     dashboard = Dashboard(Runs(places, queue=queue))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host = f"127.0.0.1:{listener.getsockname()[1]}"
-        edge = Edge(dashboard.app, key=TOKEN, open_to_all=WITHOUT_TOKEN)
-        config = uvicorn.Config(edge, log_config=None, ws="none", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="dashboard")
-        thread.start()
+    with listening(Edge(dashboard.app, key=TOKEN, open_to_all=WITHOUT_TOKEN)) as url:
         try:
-            wait_for(lambda: server.started or not thread.is_alive())
-            yield ShownDashboard(f"http://{host}", dashboard)
+            yield ShownDashboard(url, dashboard)
         finally:
             dashboard.drain()
-            server.should_exit = True
-            thread.join()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -20,7 +20,7 @@ from cuadrilla.link.base import (
 )
 
 Phase = Literal["hello", "version", "lease", "pass", "upload", "contribute", "contributed"]
-PHASES: tuple[Phase, ...] = ("hello", "version", "lease", "pass", "upload", "contribute", "contributed")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Died(Exception):

@@ -25,9 +25,16 @@ ROOT = Path(__file__).parents[1]
 
 
 def cuadrilla(
-    *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, says: str = ""
+    *arguments: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    says: str = "",
+    code: int | None = None,
 ) -> "CompletedProcess[str]":
-    """Run a command to its end, and return exit code, stdout and stderr. `env`: the whole environment."""
+    """Run a command to its end, and return exit code, stdout and stderr. `env`: the whole environment.
+
+    `code`: the exit code that it must have.
+    """
     words = ["cuadrilla", *map(str, arguments)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ExitStack() as stack:
         stack.enter_context(_caught(1, out))
@@ -41,9 +48,11 @@ def cuadrilla(
         stack.enter_context(_fresh())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default")  # as in a process; in the tests warnings are errors
-        code = app.run()
+        ended = app.run()
         stack.close()
-        return CompletedProcess(words, code, _text(out), _text(err))
+        done = CompletedProcess(words, ended, _text(out), _text(err))
+    assert code in (None, done.returncode), f"exit code {done.returncode}: {done.stderr}"
+    return done
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
-from tests.commands import COMMAND, ENDLESS, said_by, wait_for
+from tests.commands import COMMAND, ENDLESS, ended, wait_for
 from tests.inside import cuadrilla
 
 LANGUAGE_RUN = """
@@ -82,14 +82,19 @@ class Machine:
         process.stdin = None
         return process
 
-    def run(self, *arguments: str, says: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command to its end: in this interpreter if the machine has no prefix, else in a process."""
+    def run(self, *arguments: str, says: str = "", code: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end: in this interpreter if the machine has no prefix, else in a process.
+
+        `code`: the exit code that it must have.
+        """
         if not self.prefix:
-            return cuadrilla(*arguments, env=self.environment(), says=says)
-        return subprocess.run(
+            return cuadrilla(*arguments, env=self.environment(), says=says, code=code)
+        done = subprocess.run(
             [*self.prefix, *COMMAND, *arguments], env=self.environment(), input=says,
             capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
+        assert code in (None, done.returncode), f"exit code {done.returncode}: {done.stderr}"
+        return done
 
     @contextmanager
     def _output(self) -> Iterator[int | IO[str]]:
@@ -109,6 +114,10 @@ class Machine:
             process.communicate()
 
 
+Machines = Callable[[str], Machine]
+"""Gives the machine of a name, which is made when it is first asked for."""
+
+
 def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]") -> "subprocess.Popen[str]":
     arguments = ("up", str(run.path), "--listen", f"{machine.address}:{port}", "--set", f"engine.workers={workers}")
     home = Home(machine.home)
@@ -119,25 +128,15 @@ def up(machine: Machine, run: RunDir, port: int, *more: str, workers: str = "[]"
 
 
 def invite(machine: Machine, *arguments: str) -> str:
-    done = machine.run("invite", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = machine.run("invite", *arguments, code=0)
     wait_for(lambda: not list(Home(machine.home).invites.glob("*.json")))  # until the coordinator has read it
     return done.stdout
 
 
-def ended(worker: "subprocess.Popen[str]") -> str:
-    """Wait for a process, which must end with code 0, and return its output."""
-    said = said_by(worker)
-    assert worker.returncode == 0, said
-    return said
-
-
 def down(coordinator: Machine, crew: "subprocess.Popen[str]") -> str:
     """Stop the crew with the command `stop`, and return the output of its coordinator."""
-    done = coordinator.run("stop")
-    assert done.returncode == 0, done.stderr
-    said = said_by(crew)
-    assert crew.returncode == 130, said
+    coordinator.run("stop", code=0)
+    said = ended(crew, code=130)
     assert "Traceback" not in said
     return said
 

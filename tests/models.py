@@ -28,7 +28,7 @@ tokens = 0
 """
 
 
-def language_run(folder: Path) -> RunDir:
+def trained_language_run(folder: Path) -> RunDir:
     """Prepare `folder/data`, and train `folder/run` on it."""
     prepare(["cuentos:80"], out=folder / "data", options=PrepareOptions(vocab=400, val_fraction=0.1))
     run = RunDir(folder / "run")

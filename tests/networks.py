@@ -90,15 +90,13 @@ def shares(number: int) -> Iterator[list[limits.Share]]:
 @contextmanager
 def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
     """`cgroup.procs` of a control group with a memory limit: a process whose number is written there gets no more than
-    that, and no swap. It must have ended when the block ends. Skips the test where there are no such groups."""
+    that, and no swap. It is killed when the block ends. Skips the test where there are no such groups."""
     name = f"cua-{os.getpid()}-{name}"
     if (CGROUP / "memory" / "memory.limit_in_bytes").exists():
-        folder, limits = (
-            CGROUP / "memory" / name,
-            {"memory.limit_in_bytes": num_bytes, "memory.memsw.limit_in_bytes": num_bytes},
-        )
+        folder = CGROUP / "memory" / name
+        files = {"memory.limit_in_bytes": num_bytes, "memory.memsw.limit_in_bytes": num_bytes}
     elif shared("memory"):
-        folder, limits = CGROUP / name, {"memory.max": num_bytes, "memory.swap.max": 0}
+        folder, files = CGROUP / name, {"memory.max": num_bytes, "memory.swap.max": 0}
     else:
         pytest.skip("needs the memory controller of control groups (version 1, or in cgroup.subtree_control)")
     try:
@@ -106,9 +104,9 @@ def memory_limit(num_bytes: int, *, name: str) -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"needs to make control groups: {error.strerror}")
     try:
-        for file, limit in limits.items():
+        for file, limit in files.items():
             if (folder / file).exists():  # not all kernels count swap
                 (folder / file).write_text(str(limit))
         yield folder / "cgroup.procs"
     finally:
-        folder.rmdir()
+        limits.Share(folder).close()

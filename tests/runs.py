@@ -12,7 +12,7 @@ from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
 from cuadrilla.sync.strategy import Strategy
-from cuadrilla.train.checkpoint import load_newest, tensors_sha256
+from cuadrilla.train.checkpoint import Checkpoint, load_newest, tensors_sha256
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
@@ -73,17 +73,21 @@ def execute(
         sink.close()
 
 
-def final(folder: Path) -> dict[str, Tensor]:
-    """The weights of the newest checkpoint."""
+def newest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run."""
     found = load_newest(RunDir(folder).checkpoints)
     assert found is not None
-    return found.model
+    return found
+
+
+def final(folder: Path) -> dict[str, Tensor]:
+    """The weights of the newest checkpoint."""
+    return newest(folder).model
 
 
 def final_sha256(folder: Path) -> str:
     """One hash over weights and optimizer state of the newest checkpoint."""
-    found = load_newest(RunDir(folder).checkpoints)
-    assert found is not None
+    found = newest(folder)
     return tensors_sha256({**found.model, **{f"optimizer.{k}": v for k, v in found.optimizer.items()}})
 
 

@@ -4,8 +4,6 @@ import json
 import re
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from cuadrilla.serve.predictions import Predictor
 from cuadrilla.train.checkpoint import Step
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import Trained
-from tests.commands import COMMAND, wait_for
+from tests.commands import begin, wait_for
+from tests.loopback import ask
 from tests.runs import RUN_FILE
 
 CPU = torch.device("cpu")
@@ -37,15 +36,8 @@ class Service:
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON (or text) of an answer. A body is posted as JSON; the key is always sent."""
-        given = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=given)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, _value(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _value(error.read())
+        status, answer, _ = ask(self.url + path, headers={"Authorization": f"Bearer {self.key}"}, body=body)
+        return status, _value(answer)
 
     def figure(self, name: str, model: str) -> int:
         """A figure of /metrics; 0 if it is not listed yet."""
@@ -66,8 +58,7 @@ def serving(*arguments: object, key: str = "") -> Iterator[Service]:
         key_file.write_text(key + "\n")
         arguments += ("--api-key-file", key_file) if key else ()
         with open(said, "w") as file:
-            command = [*COMMAND, "serve", *map(str, arguments), "--port", "0"]
-            process = subprocess.Popen(command, stdout=file, stderr=file, text=True)
+            process = begin("serve", *arguments, "--port", "0", stdout=file, stderr=file)
         try:
             wait_for(lambda: URL.search(said.read_text()) is not None or process.poll() is not None)
             found = URL.search(said.read_text())

@@ -71,6 +71,18 @@ class HugeExamples(RaggedRegression):
         return examples
 
 
+class Rescaled(RaggedRegression):
+    """From the loss number `after` on, losses are `factor` times as large. Each counted token counts `tokens` times."""
+
+    def __init__(self, factor: float, *, after: int = 0, tokens: int = 1) -> None:
+        super().__init__()
+        self.factor, self.after, self.tokens = factor, after, tokens
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return (loss * self.factor if self.num_losses >= self.after else loss), count * self.tokens
+
+
 class Normalised(RaggedRegression):
     """A model with running statistics. Those of its first layer depend only on the data, so a test can compute them.
 

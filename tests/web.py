@@ -104,34 +104,22 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
         thread.join()
 
 
-def whole(body: bytes, *, etag: str = '"one"', kind: str = "", **headers: str) -> Answer:
-    """Answer like a well-behaved server, with ranges, If-Range and 416."""
+def whole(body: bytes, *, etag: str = '"one"', kind: str = "", after: int | None = None, **headers: str) -> Answer:
+    """Answer like a well-behaved server, with ranges, If-Range and 416. `after`: hang up after this byte."""
 
     def answer(handler: Handler) -> None:
         given = handler.headers.get("Range", "")
         tags = {**headers, **({"ETag": etag} if etag else {})}
         if not given or handler.headers.get("If-Range", etag) != etag:
-            handler.reply(200, body, kind=kind, **tags)
+            handler.reply(200, body[:after], length=len(body), kind=kind, **tags)
             return
         first, _, last = given.removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last) + 1 if last else len(body), len(body))
         if start >= len(body):
             handler.reply(416, b"", **tags, Content_Range=f"bytes */{len(body)}")
         else:
-            handler.reply(206, body[start:end], **tags, Content_Range=f"bytes {start}-{end - 1}/{len(body)}")
-
-    return answer
-
-
-def cut(body: bytes, *, after: int, etag: str = '"one"') -> Answer:
-    """Send the file up to byte `after`, then close the connection."""
-
-    def answer(handler: Handler) -> None:
-        given = handler.headers.get("Range", "")
-        start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
-        span = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if given else {}
-        tags = {"ETag": etag} if etag else {}
-        handler.reply(206 if given else 200, body[start:after], length=len(body) - start, **tags, **span)
+            part, span = body[start : min(end, after or end)], f"bytes {start}-{end - 1}/{len(body)}"
+            handler.reply(206, part, length=end - start, **tags, Content_Range=span)
 
     return answer
 

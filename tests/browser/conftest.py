@@ -1,4 +1,4 @@
-"""One Chromium for the tests of a file, and a tab for each test of the dashboard."""
+"""One Chromium for the tests of a file, and a tab for each test."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
-    """A tab. It fails the test if its console has messages, or if it sends requests to any server but its dashboard."""
+    """A tab. It fails the test if its console has messages, or if it sends requests to any server but its own."""
     with browser.tab() as made:
         yield made
         assert made.complaints == []

@@ -3,20 +3,15 @@
 Models are real and tiny. Texts that they would never generate come from a fake service with the same page.
 """
 
-import asyncio
 import json
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import pytest
 import torch
-import uvicorn
 from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -36,8 +31,9 @@ from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
-from tests.chromium import CONTROL, Browser, Tab
+from tests.chromium import CONTROL, Tab
 from tests.commands import wait_for
+from tests.loopback import listening
 from tests.serving import predictor
 
 CPU = torch.device("cpu")
@@ -73,29 +69,8 @@ def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor
 
 
 @contextmanager
-def listening(app: Any, *, around: Any = None) -> Iterator[str]:
-    """Serve an application, and yield its URL. The product's `listen` works only in the main thread of a process."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(Edge(app, key=""), log_config=None, ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-
-        async def work() -> None:
-            async with around or nullcontext():
-                await server.serve(sockets=[listener])
-
-        thread = threading.Thread(target=lambda: asyncio.run(work()), name="service")
-        thread.start()
-        try:
-            wait_for(lambda: server.started or not thread.is_alive())
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@contextmanager
 def listening_service(service: Service) -> Iterator[str]:
-    with listening(make_app(service), around=service.running()) as url:
+    with listening(Edge(make_app(service), key=""), around=service.running()) as url:
         yield url
 
 
@@ -123,16 +98,6 @@ def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
     service = service_of(models)
     with listening_service(service) as url:
         yield Running(url, service)
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Tab]:
-    """A tab. It fails the test if its console has messages, or if it sends requests to any server but its service."""
-    with browser.tab() as made:
-        yield made
-        assert made.complaints == []
-        others = {urlsplit(url).netloc.rpartition("@")[2] for url in made.asked if not url.startswith("data:")}
-        assert others <= {made.value("location.host")}
 
 
 def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
@@ -280,7 +245,7 @@ def strange() -> Iterator[str]:
         return HTMLResponse(text, headers=headers(policy))
 
     app = Starlette(routes=[Route("/", show), Route("/v1/completions", hostile, methods=["POST"])])
-    with listening(app) as url:
+    with listening(Edge(app, key="")) as url:
         yield url
 
 

@@ -1,8 +1,6 @@
 """The profile `serve` with real containers: two replicas behind nginx, of which one is killed."""
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from tests.commands import wait_for
 from tests.docker.conftest import Project, owner_of
 from tests.docker.test_compose import exit_code, make_run
 from tests.images import base_image, docker, has_image
+from tests.loopback import ask
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
@@ -40,16 +39,12 @@ class Caller:
 
     def call(self, path: str, *, key: str | None = None, **body: object) -> tuple[int, str]:
         """Status and body of the answer. The status is 0 if there is no answer."""
-        headers = {"Authorization": f"Bearer {self.key if key is None else key}", "Content-Type": "application/json"}
-        data = json.dumps(body).encode() if body else None
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data, headers=headers)
+        headers = {"Authorization": f"Bearer {self.key if key is None else key}"}
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            status, answer, _ = ask(f"http://127.0.0.1:{self.port}{path}", headers=headers, body=body or None)
         except OSError:
             return 0, ""
+        return status, answer.decode()
 
 
 def test_two_replicas_behind_one_address_lose_one(project: Project, stories: Path, nginx: str) -> None:

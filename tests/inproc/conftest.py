@@ -8,7 +8,7 @@ import pytest
 from cuadrilla.rundir import RunDir
 from tests.downloader import Downloader
 from tests.hostile import Crew
-from tests.models import language_run
+from tests.models import trained_language_run
 from tests.web import Server, serving
 
 
@@ -33,4 +33,12 @@ def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloader:
 @pytest.fixture(scope="session")
 def language(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A trained run of a small language model. Read only."""
-    return language_run(tmp_path_factory.mktemp("language"))
+    return trained_language_run(tmp_path_factory.mktemp("language"))
+
+
+@pytest.fixture(scope="module")
+def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the runs of a file, with prepared `data`."""
+    made = tmp_path_factory.mktemp("runs")
+    (made / "data").symlink_to(stories)
+    return made

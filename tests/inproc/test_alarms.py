@@ -15,10 +15,10 @@ from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.alarms import Alarms
-from cuadrilla.train.checkpoint import load_newest
 from tests.commands import wait_for
 from tests.conftest import children
 from tests.inside import cuadrilla
+from tests.runs import newest
 from tests.web import Server, fixed, serving
 
 SECRET = "T0PSECRETWORD"
@@ -140,8 +140,7 @@ def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_pat
         address_file(trained.path, to(server, f"/hook?{SECRET}"))
         command = json.dumps(writer(file))
         words = ("--set", "train.steps=5", "--allow-changes", "--set", f"alarm.command={command}")
-        done = cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses")
-        assert done.returncode == 0, done.stderr
+        cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses", code=0)
         assert [each["text"] for each in told(file)] == ["all 5 steps are done"]
         assert [body["message"] for body in bodies(server)] == ["all 5 steps are done"]
     for path in trained.path.rglob("*"):
@@ -149,12 +148,9 @@ def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_pat
             assert SECRET.encode() not in path.read_bytes(), path
     config = read_run_config(trained)
     assert config.alarm.address_file == "addresses"
-    found = load_newest(trained.checkpoints)
-    assert found is not None
-    assert found.state["identity"]["config"]["alarm"]["command"] == []
+    assert newest(trained.path).state["identity"]["config"]["alarm"]["command"] == []
     offered = json.loads(offer(config, trained.path).config)
     assert offered["alarm"]["command"] == []
     assert offered["alarm"]["address_file"] == ""
-    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", "alarm.address_file=gone")
-    assert done.returncode == 0
+    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", "alarm.address_file=gone", code=0)
     assert "gone" in done.stderr

@@ -28,8 +28,6 @@ from cuadrilla.train.precision import choose_precision
 from cuadrilla.train.trained import LanguageModel
 from tests.decided import decided_model
 
-pytestmark = pytest.mark.inproc
-
 VOCABULARY, CONTEXT, CLIENTS = 97, 48, 64
 GREEDY = Sampling(temperature=0, max_tokens=20)
 WAYS = (GREEDY, Sampling(temperature=0.9), Sampling(temperature=0.8, top_k=9), Sampling(temperature=1.2, top_p=0.7))
@@ -133,7 +131,7 @@ def test_the_queue_is_bounded_and_nothing_is_taken_in_part(model: InferenceModel
     asyncio.run(scene())
 
 
-def test_a_step_that_fails_ends_its_calls_and_not_the_service(
+def test_a_failed_step_ends_its_calls_and_not_the_service(
     model: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:

@@ -13,9 +13,9 @@ from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
 from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.tokenizer import Tokenizer
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import ConfigError
 from cuadrilla.model.hf import load_hf, save_hf
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import choose_step
 
@@ -40,18 +40,11 @@ def as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return measure
 
 
-def test_one_run_is_measured_on_its_own_data(language: RunDir, as_json: Measure) -> None:
-    found = as_json(language.path, pairs=20)
-    best = min(last_rows(language.metrics), key=lambda row: row["val_loss"])
-    assert found["version"] == best["version"]
-    assert found["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
-    assert found["pairs"] == 20
-
-
 def test_a_run_and_its_export_have_the_same_figures(
     language: RunDir, exported: Path, tmp_path: Path, as_json: Measure
 ) -> None:
     (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
+    assert as_json(language.path, pairs=20)["pairs"] == 20
     # The run was trained in fp32. A model from elsewhere is evaluated in what is fast here, which may be bf16.
     found = as_json(language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
     ours, theirs = found
@@ -109,12 +102,3 @@ def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tm
         evaluate([exported])
     with pytest.raises(ConfigError, match="neither a run nor a model"):
         evaluate([tmp_path], pairs=1)
-    (tmp_path / "t.txt").write_bytes(b"PK\x03\x04" + bytes(50))
-    with pytest.raises(DataError, match="not text"):
-        evaluate([exported], text=[tmp_path / "t.txt"])
-    (exported.parent / "other").mkdir()
-    for file in exported.iterdir():
-        if file.name != "tokenizer.json":
-            (exported.parent / "other" / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(DataError, match="cannot read the tokenizer"):
-        evaluate([exported.parent / "other"], pairs=1)

@@ -13,9 +13,8 @@ from cuadrilla.data.folder import read_manifest
 from cuadrilla.plan.decide import decide, step_tokens, weight_decay
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import as_sets, leaves, read_run_file
-from cuadrilla.train.checkpoint import load_newest
 from tests.inside import cuadrilla as command
-from tests.runs import execute
+from tests.runs import execute, newest
 from tests.tasks import Normalised
 
 SETTINGS: Mapping[str, Any] = {
@@ -28,17 +27,9 @@ SETTINGS: Mapping[str, Any] = {
 QUICK: Mapping[str, Any] = {"evaluate": {"sequences": 4}, "sample": {"tokens": 0}}
 
 
-@pytest.fixture(scope="module")
-def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("decided")
-    (made / "data").symlink_to(stories)
-    return made
-
-
 def decay_of(run: RunDir) -> float:
     """The weight decay in the newest checkpoint's optimizer."""
-    found = load_newest(run.checkpoints)
-    assert found is not None
+    found = newest(run.path)
     decay = json.loads(run.config.read_text())["values"]["optim"]["weight_decay"]
     assert found.state["identity"]["config"]["optim"]["weight_decay"] == decay
     return float(decay)
@@ -119,9 +110,7 @@ def test_what_is_set_holds(folder: Path, name: str, settings: Mapping[str, Any],
 
 def test_a_task_of_one_s_own_has_no_rule(tmp_path: Path) -> None:
     execute(tmp_path, Normalised(), "optim.kind=muon", "train.steps=3")
-    found = load_newest(RunDir(tmp_path).checkpoints)
-    assert found is not None
-    assert found.state["identity"]["config"]["optim"]["weight_decay"] == 0.0
+    assert newest(tmp_path).state["identity"]["config"]["optim"]["weight_decay"] == 0.0
 
 
 def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder: Path) -> None:
@@ -170,7 +159,6 @@ def test_what_is_said_holds_and_the_rest_fits(
 
 def sizes_of(run: RunDir) -> tuple[int, int, int]:
     """Context, batch and unit of its newest checkpoint."""
-    found = load_newest(run.checkpoints)
-    assert found is not None
+    found = newest(run.path)
     config = found.state["identity"]["config"]
     return config["model"]["context"], config["train"]["batch_sequences"], config["train"]["unit_sequences"]

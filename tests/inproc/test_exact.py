@@ -20,7 +20,7 @@ from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
 from tests.faults import Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.sessions import FP32, SOME_LEASE, ConstantGradient, answer, answer_of, recipe_of, worker_half
-from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression
+from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression, Rescaled
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -145,17 +145,10 @@ def test_out_of_memory_in_strict_mode_leaves_with_exit_code_8(tmp_path: Path) ->
     assert caught.value.exit_code == 8
 
 
-class Loud(RaggedRegression):
-    """Gradients that overflow fp16 at the first loss scales."""
-
-    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-        total, count = super().loss(model, batch)
-        return total * 1000, count
-
-
 def test_an_overflow_in_half_precision_is_computed_again_and_never_sent() -> None:
-    """Besides, no weight changes."""
-    task, weights = Loud(), dict(Loud().model().named_parameters())
+    """Its gradients overflow fp16 at the first loss scales. Besides, no weight changes."""
+    task = Rescaled(1000)
+    weights = dict(task.model().named_parameters())
     half = Precision(dtype=torch.float16, reason="test", loss_scale=INITIAL_FP16_SCALE)
     lease = replace(SOME_LEASE, units=(0, 1), planned_tokens=24)
     section = TrainSection(batch_sequences=8, unit_sequences=4)
@@ -174,17 +167,9 @@ def test_an_overflow_in_half_precision_is_computed_again_and_never_sent() -> Non
     assert relative_difference(dict(said[1].tensors), dict(said[0].tensors)) < 0.02
 
 
-class Exploding(RaggedRegression):
-    """From the fortieth loss on, every loss is a billion times too large."""
-
-    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-        loss, count = super().loss(model, batch)
-        return (loss * 1e9 if self.num_losses > 40 else loss), count
-
-
 def test_a_loss_that_keeps_spiking_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="keeps spiking") as caught:
-        execute(tmp_path, Exploding(), "train.steps=80")
+        execute(tmp_path, Rescaled(1e9, after=41), "train.steps=80")
     assert caught.value.exit_code == 7
     assert all(tensor.isfinite().all() for tensor in final(tmp_path).values())
     events = [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]

@@ -27,7 +27,7 @@ def greedy(language: RunDir, *, tokens: int) -> str:
     return PROMPT + tokenizer.decode(ids)
 
 
-def test_transformers_writes_our_text_without_a_network(
+def test_transformers_writes_our_text_offline(
     language: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")

@@ -9,10 +9,9 @@ from cuadrilla.link.base import Hello, Link, ToCoordinator
 from cuadrilla.model.task import load_task
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.train.fingerprint import code_fingerprint
-from tests import runs
 from tests.commands import TASK
 from tests.faults import FaultyLink
-from tests.runs import execute, final_sha256, workers
+from tests.runs import execute, workers
 from tests.tasks import FrozenBeginning, RaggedRegression
 
 STRICT = "sync.strict=true"
@@ -44,9 +43,6 @@ def test_another_program_is_refused_with_both_versions(tmp_path: Path) -> None:
     assert evicted["worker"] == "worker-1"
     assert f"cuadrilla (none instead of {cuadrilla.__version__})" in evicted["reason"]
     assert "frozen parameters (another instead of " in evicted["reason"]
-    assert {row["workers"] for row in runs.metrics(tmp_path)} == {1}
-    execute(tmp_path / "one", FrozenBeginning(), STRICT)
-    assert final_sha256(tmp_path) == final_sha256(tmp_path / "one")
 
 
 def test_another_torch_is_refused_in_strict_mode_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cuadrilla.data.record import RECORD
 from cuadrilla.errors import DataError, LinkError
 from tests.downloader import OTHER, TEXT, THIRD
 from tests.ports import free_port
-from tests.web import cut, fixed, moved, silent, whole
+from tests.web import fixed, moved, silent, whole
 
 
 def test_a_file_and_its_record(server, pull):
@@ -35,7 +35,7 @@ def test_a_file_and_its_record(server, pull):
 
 
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
-CUT = cut(TEXT, after=THIRD)
+CUT = whole(TEXT, after=THIRD)
 REST, OTHERS_REST = (f"bytes {THIRD}-{len(body) - 1}/{len(body)}" for body in (TEXT, OTHER))
 AGAIN = [None, f"bytes={THIRD}-"]
 AFTER = f"bytes={len(TEXT)}-"
@@ -44,9 +44,9 @@ AFTER = f"bytes={len(TEXT)}-"
 @pytest.mark.parametrize(
     ("answers", "body", "asked", "validator"),
     [
-        ([CUT, cut(TEXT, after=2 * THIRD), whole(TEXT)], TEXT, [*AGAIN, f"bytes={2 * THIRD}-"], '"one"'),
-        ([cut(TEXT, after=THIRD, etag=""), whole(TEXT, etag="")], TEXT, [None, None], None),
-        ([cut(TEXT, after=THIRD, etag='W/"weak"'), whole(TEXT, etag='W/"weak"')], TEXT, [None, None], None),
+        ([CUT, whole(TEXT, after=2 * THIRD), whole(TEXT)], TEXT, [*AGAIN, f"bytes={2 * THIRD}-"], '"one"'),
+        ([whole(TEXT, after=THIRD, etag=""), whole(TEXT, etag="")], TEXT, [None, None], None),
+        ([whole(TEXT, after=THIRD, etag='W/"weak"'), whole(TEXT, etag='W/"weak"')], TEXT, [None, None], None),
         ([fixed(200, TEXT[:THIRD], length=len(TEXT), Last_Modified=DATE),
           fixed(206, TEXT[THIRD:], Content_Range=REST, Last_Modified=DATE)], TEXT, AGAIN, DATE),
         ([fixed(200, TEXT, length=len(TEXT) + 9, ETag='"one"'), whole(TEXT)], TEXT, [None, AFTER], '"one"'),

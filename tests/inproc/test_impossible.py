@@ -37,7 +37,7 @@ Lie = Callable[[Contribution], Mapping[str, Any]]
 """False values for the fields of an honest contribution."""
 
 
-class Crew:
+class PlayedRun:
     """The coordinator of a run, and the messages to and from its members. Time passes when a member computes."""
 
     def __init__(self, folder: Path, *sets: str, task: RaggedRegression | None = None) -> None:
@@ -76,15 +76,9 @@ class Crew:
         if lease is None:
             return
         self.now += seconds
-        right = self.honest(lease)
-        fields = {
-            "tokens": right.tokens,
-            "loss_sum": right.loss_sum,
-            "tensors": right.tensors,
-            **(lie(right) if lie else {}),
-        }
-        tensors = fields.pop("tensors")
-        self.says(worker, Contribution(lease_id=lease.lease_id, **fields), tensors)
+        right = replace(self.honest(lease), transfer_seconds=0.0)
+        said = replace(right, **lie(right)) if lie else right
+        self.says(worker, replace(said, tensors={}), said.tensors)
 
     def honest(self, lease: Lease) -> Contribution:
         model, config = copy.deepcopy(self.context.model), self.context.config
@@ -117,11 +111,11 @@ class Crew:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Crew]]:
-    made: list[Crew] = []
+def make(tmp_path: Path) -> Iterator[Callable[..., PlayedRun]]:
+    made: list[PlayedRun] = []
 
-    def begin(*sets: str, **options: Any) -> Crew:
-        made.append(Crew(tmp_path / f"run-{len(made)}", *sets, **options))
+    def begin(*sets: str, **options: Any) -> PlayedRun:
+        made.append(PlayedRun(tmp_path / f"run-{len(made)}", *sets, **options))
         return made[-1]
 
     yield begin
@@ -142,7 +136,7 @@ LIES: dict[str, Lie] = {
 
 @pytest.mark.parametrize("strict", ["false", "true"])
 @pytest.mark.parametrize("lie", LIES)
-def test_whose_numbers_cannot_be_right_is_left_out(make: Callable[..., Crew], lie: str, strict: str) -> None:
+def test_whose_numbers_cannot_be_right_is_left_out(make: Callable[..., PlayedRun], lie: str, strict: str) -> None:
     crew = make(f"sync.strict={strict}", "train.steps=12")
     crew.joins("mala", "ana")
     crew.plays(60, LIES[lie])
@@ -154,7 +148,7 @@ def test_whose_numbers_cannot_be_right_is_left_out(make: Callable[..., Crew], li
     assert crew.coordination.outcome.tokens < 12 * 997  # no token of the lie was counted
 
 
-def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., Crew]) -> None:
+def test_running_statistics_that_cannot_be_are_refused(make: Callable[..., PlayedRun]) -> None:
     crew = make("train.steps=8", task=Normalised())
 
     def lie(right: Contribution) -> Mapping[str, Any]:
@@ -182,7 +176,7 @@ def gradient(value: float, *, loss: float = 1.0) -> Lie:
     return lambda _: {"tokens": 1, "loss_sum": loss, "tensors": {"weight": torch.full((1, 12), value)}}
 
 
-def pair(make: Callable[..., Crew], *, steps: int) -> Crew:
+def pair(make: Callable[..., PlayedRun], *, steps: int) -> PlayedRun:
     """A crew of `a` and `b`, with a unit each."""
     crew = make(*SUSPECTS, f"train.steps={steps}", task=Line())
     crew.joins("a", "b")
@@ -190,13 +184,13 @@ def pair(make: Callable[..., Crew], *, steps: int) -> Crew:
     return crew
 
 
-def test_where_nobody_has_a_gradient_nothing_can_be_compared(make: Callable[..., Crew]) -> None:
+def test_where_nobody_has_a_gradient_nothing_can_be_compared(make: Callable[..., PlayedRun]) -> None:
     crew = pair(make, steps=3)
     crew.both(gradient(0.0), gradient(0.0))
     assert [row["workers"] for row in crew.named("the gradient is exactly zero")] == [["a", "b"]]
 
 
-def test_a_loss_ten_times_too_large_is_skipped_and_named(make: Callable[..., Crew]) -> None:
+def test_a_loss_ten_times_too_large_is_skipped_and_named(make: Callable[..., PlayedRun]) -> None:
     """Honest contributions can be as large, so no device is suspected. The guard skips the update."""
     crew, weights = pair(make, steps=50), []
     for step in range(1, 43):
@@ -236,7 +230,7 @@ def test_no_numbers_end_the_run(
     kind: str, tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, ...]]
 ) -> None:
     strategy = {"exact": (), "strict": ("sync.strict=true",)}
-    crew = Crew(tmp_path_factory.mktemp("run"), *strategy[kind], "train.steps=6")
+    crew = PlayedRun(tmp_path_factory.mktemp("run"), *strategy[kind], "train.steps=6")
     crew.joins("mala", "ana")
     try:
         for words in said:
@@ -254,7 +248,7 @@ def test_no_numbers_end_the_run(
         crew.context.store.close()
 
 
-def honest(crew: Crew) -> None:
+def honest(crew: PlayedRun) -> None:
     """`ana` answers her lease. If she was sent away she joins again first."""
     if any(isinstance(message, Stop) for message in crew.sent["ana"]):
         crew.sent["ana"].clear()
@@ -266,7 +260,7 @@ def honest(crew: Crew) -> None:
         crew.says("ana", Contribution(lease_id=lease.lease_id, tokens=9, loss_sum=9.0), like)
 
 
-def speak(crew: Crew, words: tuple[Any, ...]) -> None:
+def speak(crew: PlayedRun, words: tuple[Any, ...]) -> None:
     match words:
         case ("time", seconds):
             crew.now += seconds
@@ -281,7 +275,7 @@ def speak(crew: Crew, words: tuple[Any, ...]) -> None:
                 crew.coordination.deliver("mala", Goodbye(reason="nonsense"))  # as the transport would
 
 
-def said_by_mala(crew: Crew, words: tuple[Any, ...]) -> None:
+def said_by_mala(crew: PlayedRun, words: tuple[Any, ...]) -> None:
     match words:
         case ("hello", speed):
             crew.joins("mala", speed=speed)

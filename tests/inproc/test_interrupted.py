@@ -8,8 +8,6 @@ import pytest
 from cuadrilla.home import Home
 from tests.inside import cuadrilla
 
-pytestmark = pytest.mark.inproc
-
 
 def test_a_command_that_has_not_begun_says_that_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> Home:

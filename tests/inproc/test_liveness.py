@@ -108,7 +108,7 @@ def test_a_forgotten_connection_is_given_up_for_a_new_one(
     assert crew.works()
 
 
-def test_a_coordinator_that_has_no_time_is_waited_for(
+def test_a_coordinator_without_time_is_waited_for(
     crew: Crew, router: Router, luis: tuple[Connection, GrpcLink]
 ) -> None:
     """Meanwhile there is a call, and heartbeats wait. Afterwards the session goes on where it was."""

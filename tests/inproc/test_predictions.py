@@ -12,8 +12,6 @@ from cuadrilla.errors import TaskError
 from cuadrilla.serve.edge import Refusal
 from tests.serving import predictor
 
-pytestmark = pytest.mark.inproc
-
 
 class Liar:
     def predict(self, model: nn.Module, inputs: list[str]) -> list[float]:
@@ -50,7 +48,7 @@ class Silent:
         return inputs
 
 
-@pytest.mark.parametrize(("task", "says"), [(Silent(), "does not say what it takes"), (object(), "has no predict")])
+@pytest.mark.parametrize(("task", "says"), [(Silent(), "needs annotations"), (object(), "has no predict")])
 def test_a_task_that_cannot_be_asked_says_what_is_missing(task: object, says: str) -> None:
     with pytest.raises(TaskError, match=says) as caught:
         predictor(task)

@@ -24,7 +24,7 @@ from cuadrilla.train.sinks import Sink
 from tests.faults import Script, play
 from tests.runs import RUN_FILE, execute, final_sha256, metrics, prepare, workers
 from tests.sessions import FP32
-from tests.tasks import Examples, RaggedRegression
+from tests.tasks import Examples, RaggedRegression, Rescaled
 from tests.transports import run_through
 
 CRASHED = (Script(worker="worker-1", at=5, phase="pass"), Script(worker="worker-2", at=5, phase="pass"))
@@ -37,14 +37,6 @@ def crash(folder: Path, *sets: str) -> None:
     with pytest.raises(Exception, match="scripted"):
         execute(folder, RaggedRegression(), *CREW, *sets, wrap_link=wrap)
     assert [record.version for record in read_records(RunDir(folder).journal, 0)] == [1, 2, 3, 4, 5]
-
-
-def test_the_journal_gives_back_every_announced_step(tmp_path: Path) -> None:
-    execute(tmp_path / "whole", RaggedRegression(), *CREW)
-    crash(tmp_path / "crashed", NO_BEST)
-    execute(tmp_path / "crashed", RaggedRegression(), *CREW)
-    assert final_sha256(tmp_path / "crashed") == final_sha256(tmp_path / "whole")
-    assert [row["version"] for row in metrics(tmp_path / "crashed")] == list(range(1, 9))
 
 
 def test_a_journal_ends_where_the_newest_checkpoints_begin(tmp_path: Path) -> None:
@@ -159,16 +151,8 @@ def test_evaluating_trains_nothing_and_reads_held_out_data_only() -> None:
     assert model.training
 
 
-class Heavy(RaggedRegression):
-    """A task that counts a hundred tokens for each planned one."""
-
-    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
-        loss, count = super().loss(model, batch)
-        return loss * 100, count * 100
-
-
 def test_schedule_and_evaluation_follow_planned_tokens(tmp_path: Path) -> None:
-    execute(tmp_path / "heavy", Heavy(), "evaluate.every_tokens=144")
+    execute(tmp_path / "heavy", Rescaled(100, tokens=100), "evaluate.every_tokens=144")
     execute(tmp_path / "light", RaggedRegression(), "evaluate.every_tokens=144")
     heavy, light = (metrics(tmp_path / name) for name in ("heavy", "light"))
     assert [row["lr_factor"] for row in heavy] == [row["lr_factor"] for row in light]
@@ -181,7 +165,7 @@ def test_a_status_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> 
     assert execute(tmp_path, RaggedRegression()).complete
 
 
-def test_a_disk_that_fails_for_a_while_raises_an_alarm_and_costs_nothing(
+def test_a_disk_that_fails_for_a_while_alarms_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fsync of steps 3 to 5 fails, as with a quota, a bad sector or a lost network share."""

@@ -1,4 +1,4 @@
-"""Reasons for which a service does not start, before it reads a model: a public address, no key, a port in use."""
+"""Reasons for which a service or a dashboard does not start: a public address, no key, a port in use."""
 
 import socket
 from pathlib import Path
@@ -7,22 +7,25 @@ import pytest
 
 from tests.inside import cuadrilla
 
+KEY_FILE = {"serve": "--api-key-file", "dashboard": "--token-file"}
+VERBS = pytest.mark.parametrize("verb", KEY_FILE)
 
+
+@VERBS
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.50"])
-def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, address: str) -> None:
-    done = cuadrilla("serve", tmp_path, "--host", address)
-    assert done.returncode == 5
-    assert "--api-key-file" in done.stderr or address != "192.168.1.50"
+def test_nobody_may_call_from_elsewhere_without_a_key(tmp_path: Path, verb: str, address: str) -> None:
+    done = cuadrilla(verb, tmp_path, "--host", address, code=5)
+    assert KEY_FILE[verb] in done.stderr or address != "192.168.1.50"
     assert "hint" in done.stderr
 
 
+@VERBS
 @pytest.mark.parametrize("key", [None, "short", "a line\nand another one", "ñ" * 20])
-def test_keys_that_are_none(tmp_path: Path, key: str | None) -> None:
+def test_keys_that_are_none(tmp_path: Path, verb: str, key: str | None) -> None:
     """`key` is the content of the key file; None means that there is no such file."""
     if key is not None:
         (tmp_path / "key").write_text(key)
-    done = cuadrilla("serve", tmp_path, "--port", 0, "--api-key-file", tmp_path / "key")
-    assert done.returncode == 2
+    done = cuadrilla(verb, tmp_path, "--port", 0, KEY_FILE[verb], tmp_path / "key", code=2)
     assert "key" in done.stderr.partition("hint")[0]
     assert key is None or key not in done.stderr.partition("a key is")[2]
     assert "Traceback" not in done.stderr

@@ -43,7 +43,7 @@ def same(a: RunDir, b: RunDir) -> bool:
     return all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_crew_gives_what_one_gives_and_the_teacher_may_go_away(
+def test_a_crew_gives_what_one_gives_and_the_teacher_may_go_away(
     stories: Path, teacher: RunDir, tmp_path: Path
 ) -> None:
     alone = language_run(tmp_path / "alone", stories, steps=6)

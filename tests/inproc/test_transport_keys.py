@@ -83,12 +83,10 @@ def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Identity) -> 
     assert heard == [b""]
 
 
-@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.7\r\n", b""])
-def test_another_program_on_the_port(crew: Identity, greeting: bytes) -> None:
+def test_another_program_on_the_port(crew: Identity) -> None:
     def talk(connection: socket.socket) -> object:
         connection.recv(4096)
-        connection.sendall(greeting)
-        connection.shutdown(socket.SHUT_WR)
+        connection.sendall(b"SSH-2.0-OpenSSH_9.7\r\n")
         return connection.recv(4096)
 
     with server(talk) as (port, _):
@@ -98,9 +96,7 @@ def test_another_program_on_the_port(crew: Identity, greeting: bytes) -> None:
 def test_nobody_answers(crew: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts, and no program answers
         invite = invite_to(listener.getsockname()[1], crew=crew)
-        error = refused(lambda: pinned_certificate(invite, timeout_seconds=0.05))
-        assert "timed out" in error.message
-    assert "refused" in refused(lambda: pinned_certificate(invite)).message
+        assert "timed out" in refused(lambda: pinned_certificate(invite, timeout_seconds=0.05)).message
 
 
 def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Identity) -> None:

@@ -1,16 +1,16 @@
-"""A network of namespaces, machines on it, and a run."""
+"""A network of namespaces, machines on it, what `doctor` finds there, and a run."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir
 from tests.machines import Machine, language_run
-from tests.networks import need_namespaces
-
-RATE = "400mbit"
+from tests.networks import RATE, need_namespaces
 
 
 @pytest.fixture
@@ -31,6 +31,14 @@ def machines(network: list[Member], tmp_path: Path) -> Iterator[list[Machine]]:
     yield made
     for machine in made:
         machine.stop()
+
+
+def findings(machine: Machine, *arguments: str) -> list[dict[str, Any]]:
+    """All findings of `doctor` on a machine."""
+    done = machine.run("doctor", "--json", "--timeout", "0.1", *arguments)
+    assert done.stdout, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    return rows
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ There are two machines on a switch. `doctor` on one machine names a command for 
 there, the way is free.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from bench.lan import CARD, Member
 from tests.machines import Machine
 from tests.networks import do
+from tests.rig.conftest import findings
 
 PORT = 47470
 LISTEN = (
@@ -24,16 +23,9 @@ LISTEN = (
 )
 
 
-def doctor(member: Member, home: Path, *arguments: str) -> list[dict[str, Any]]:
-    """All findings of `doctor` on a machine."""
-    done = Machine(home, prefix=member.prefix).run("doctor", "--json", "--timeout", "0.1", *arguments)
-    assert done.stdout, done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    return rows
-
-
-def of(rows: list[dict[str, Any]], check: str) -> dict[str, Any]:
-    (row,) = [row for row in rows if row["check"] == check]
+def found(machine: Machine, check: str, *arguments: str) -> dict[str, Any]:
+    """The finding of one check of `doctor` on a machine."""
+    (row,) = [row for row in findings(machine, *arguments) if row["check"] == check]
     return row
 
 
@@ -56,33 +48,32 @@ def listening(member: Member) -> Iterator[None]:
         pytest.param("-p tcp -j REJECT --reject-with icmp-host-prohibited", "No route", marks=pytest.mark.thorough),
     ],
 )
-def test_a_firewall(network: list[Member], tmp_path: Path, rule: str, says: str) -> None:
-    head, worker = network
+def test_a_firewall(network: list[Member], machines: list[Machine], rule: str, says: str) -> None:
+    head, worker = network[0], machines[1]
     place = f"{head.address}:{PORT}"
     do(head, f"iptables -A INPUT {rule}")
     try:
         with listening(head):
-            broken = of(doctor(worker, tmp_path, place), "link.tcp")
+            broken = found(worker, "link.tcp", place)
             assert says in broken["cause"]
             assert (broken["level"], broken["shell"]) == ("failure", "coordinator")
             assert broken["command"] == f"cuadrilla doctor --port {PORT}"
     finally:
         do(head, "iptables -F INPUT")
     with listening(head):
-        assert of(doctor(worker, tmp_path, place), "link.tcp")["level"] == "ok"
+        assert found(worker, "link.tcp", place)["level"] == "ok"
 
 
 @pytest.mark.thorough
-def test_a_taken_port_and_no_network(network: list[Member], tmp_path: Path) -> None:
-    head, worker = network
-    with listening(head):
-        row = of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")
-        assert row["command"].startswith("ss -ltnp")
-    assert of(doctor(head, tmp_path, "--port", str(PORT)), "network.port")["level"] == "ok"
-    do(worker, f"ip link set dev {CARD} down")
+def test_a_taken_port_and_no_network(network: list[Member], machines: list[Machine]) -> None:
+    head, worker = machines
+    with listening(network[0]):
+        assert found(head, "network.port", "--port", str(PORT))["command"].startswith("ss -ltnp")
+    assert found(head, "network.port", "--port", str(PORT))["level"] == "ok"
+    do(network[1], f"ip link set dev {CARD} down")
     try:
-        rows = doctor(worker, tmp_path, f"{head.address}:{PORT}")
-        assert "no network" in of(rows, "network.address")["cause"]
-        assert of(rows, "link.tcp")["level"] == "failure"
+        place = f"{head.address}:{PORT}"
+        assert "no network" in found(worker, "network.address", place)["cause"]
+        assert found(worker, "link.tcp", place)["level"] == "failure"
     finally:
-        do(worker, f"ip link set dev {CARD} up")
+        do(network[1], f"ip link set dev {CARD} up")

@@ -1,6 +1,4 @@
-"""A crew on a network of namespaces with limited cards, on which a cable is pulled."""
-
-import subprocess
+"""A crew on a network of namespaces with limited cards: a deaf card, a new address, no way to the internet."""
 
 import pytest
 
@@ -9,37 +7,28 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, down, invite, present, up
-from tests.networks import silent, switch_port
+from tests.networks import RATE, silent, switch_port
 
 PORT, NUM_MACHINES = 47470, 3
 
 
-def plug(member: Member, state: str) -> None:
-    """Pull the cable of a machine (`down`), or put it back (`up`)."""
-    subprocess.run([*member.prefix, "ip", "link", "set", "card", state], check=True)
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
+def test_a_deaf_card_and_a_new_address_cost_nothing(
     network: list[Member], machines: list[Machine], run: RunDir
 ) -> None:
     """No connection ends: both sides can only notice silence. luis comes back without anybody's help.
 
-    First no packet passes; then the packets to luis are lost; then his address changes, as in another Wi-Fi.
+    First the packets to luis are lost; then his address changes, as in another Wi-Fi.
     """
     coordinator, ana, luis = machines
     crew = up(coordinator, run, PORT)
     text = invite(coordinator, "--uses", "2")
     workers = [machine.start("join", "--name", name, says=text) for machine, name in ((ana, "ana"), (luis, "luis"))]
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)
-    plug(network[2], "down")
-    wait_for(lambda: "luis" not in present(run), crew)
-    assert "lost: nothing heard" in events(run, "evicted")[0]["reason"]
-    plug(network[2], "up")
-    wait_for(lambda: "luis" in present(run), crew)
-    with silent(*switch_port(3), rate="400mbit"):
+    with silent(*switch_port(3), rate=RATE):
         wait_for(lambda: "luis" not in present(run), crew)
+        assert "lost: nothing heard" in events(run, "evicted")[0]["reason"]
         wait_for(goes_on(run, steps=2), crew)
     wait_for(lambda: "luis" in present(run), crew)
     change_address(network[2], network[2].address, "10.77.0.33")
@@ -50,22 +39,13 @@ def test_a_pulled_cable_a_deaf_card_and_a_new_address_cost_nothing(
     assert is_what_one_worker_gives(run)
 
 
-def test_a_network_that_leads_nowhere_else_is_found(
-    network: list[Member], machines: list[Machine], run: RunDir
-) -> None:
-    """Behind a switch without a router there is no default route. With two networks the owner has to choose one."""
+def test_a_network_that_leads_nowhere_is_found(network: list[Member], machines: list[Machine], run: RunDir) -> None:
+    """Behind a switch without a router there is no default route."""
     coordinator, _, _ = machines
     crew = coordinator.start("up", str(run.path), "--set", "engine.workers=[]")
     wait_for(lambda: Home(coordinator.home).open_file.exists(), crew)
     assert Home(coordinator.home).open_crew()["address"] == f"{network[0].address}:{PORT}"
     down(coordinator, crew)
-    here = network[0].namespace
-    ip("-n", here, "link", "add", "second", "type", "veth", "peer", "name", "end")
-    ip("-n", here, "addr", "add", "10.78.0.1/24", "dev", "second")
-    for card in ("second", "end"):
-        ip("-n", here, "link", "set", card, "up")
-    done = coordinator.run("up", str(run.path))
-    assert (done.returncode, f"{network[0].address}, 10.78.0.1" in done.stderr) == (5, True), done.stderr
 
 
 def change_address(member: Member, before: str, after: str) -> None:

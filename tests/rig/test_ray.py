@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import Member
+from bench.lan import CARD, Member, ip
 from cuadrilla.rundir import RunDir
 from tests.commands import COMMAND, goes_on, is_what_one_worker_gives, wait_for
 from tests.machines import Machine, present
 from tests.ray_cluster import RayNode
-from tests.rig.test_lan import plug
 
 pytestmark = [
     pytest.mark.thorough,
@@ -45,7 +44,7 @@ def test_a_machine_that_is_lost_costs_nothing(cluster: list[RayNode], run: RunDi
     try:
         wait_for(lambda: present(run) == {"ray-10-77-0-1", "ray-10-77-0-2"}, crew)
         wait_for(goes_on(run), crew)
-        plug(lost.member, "down")
+        ip("-n", lost.member.namespace, "link", "set", CARD, "down")
         wait_for(lambda: present(run) == {"ray-10-77-0-1"}, crew)
         wait_for(goes_on(run), crew)
         crew.terminate()

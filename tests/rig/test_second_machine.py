@@ -20,8 +20,7 @@ ENGLISH = r"\b(the|and|step|loss|machine|joined|working|done)\b"
 def test_an_invite_is_pasted_on_a_second_machine_and_both_say_in_spanish_what_they_do(
     network: list[Member], stories: Path, tmp_path: Path
 ) -> None:
-    made = cuadrilla("new", "casa", "--preset", "gpt2-micro", "--data", str(stories), cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    cuadrilla("new", "casa", "--preset", "gpt2-micro", "--data", str(stories), cwd=tmp_path, code=0)
 
     def opened(number: int, *arguments: str) -> Terminal:
         home = str(tmp_path / f"home-{number}")

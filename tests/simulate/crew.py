@@ -115,7 +115,7 @@ class Transport(Protocol):
         """Called when a connection has ended."""
 
 
-class Crew:
+class SimCrew:
     """All workers and their connections. `bad_unit`: its contributions are always bad (-1: no unit). `bad_rate`: the
     part of all other contributions that are bad."""
 

@@ -21,7 +21,7 @@ from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.store import Store
-from tests.simulate.crew import Clock, Crew, SimConnection, Worker
+from tests.simulate.crew import Clock, SimConnection, SimCrew, Worker
 from tests.simulate.disk import (
     RULES,
     Audit,
@@ -92,7 +92,7 @@ class World:
         self.rules = rules
         steps = strategy.rounds().steps
         self.audit = Audit(report=self.report, disk=self.disk, clock=lambda: self.clock.now, rules=rules, steps=steps)
-        self.crew = Crew(self.random, clock=self.clock, audit=self.audit, transport=self)
+        self.crew = SimCrew(self.random, clock=self.clock, audit=self.audit, transport=self)
         drawn = draw_faults(self.random, list(self.crew.workers))
         self.report.faults = tuple(drawn if faults is None else faults)
         self.up = False

@@ -1,6 +1,6 @@
 """Machines, a free port and a Ray cluster for the tests of crews; books, and a folder prepared from them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +9,13 @@ from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.rundir import RunDir
 from tests.books import write_books
 from tests.commands import wait_for
-from tests.machines import Machine, language_run
+from tests.machines import Machine, Machines, language_run
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+def machine(tmp_path: Path) -> Iterator[Machines]:
     machines: dict[str, Machine] = {}
 
     def get(name: str) -> Machine:

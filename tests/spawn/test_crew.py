@@ -15,11 +15,13 @@ from tests.commands import (
     TASK,
     begin,
     coordinator,
+    ended,
     events,
     is_what_one_worker_gives,
     make_run,
     newest_version,
     reached,
+    run_program,
     start,
     train,
     wait_for,
@@ -41,8 +43,7 @@ def run(tmp_path: Path) -> RunDir:
 def goes_on_alone(run: RunDir) -> bool:
     """The same command without a crew resumes the run, and reaches the weights of one worker."""
     steps = last_rows(run.metrics)[-1]["version"] + 5
-    done = train(run, *STRICT, "--stop-at", str(steps))
-    assert done.returncode == 0, done.stderr
+    train(run, *STRICT, "--stop-at", str(steps), code=0)
     return is_what_one_worker_gives(run, *STRICT)
 
 
@@ -61,8 +62,7 @@ def test_a_killed_parent_takes_everybody_with_it_and_no_step_is_lost(run: RunDir
     wait_for(reached(run, announced + 20), crew)
     for child in coordinator(crew).children():
         child.kill()
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 3, said
+    said = ended(crew, code=3)
     assert int(said.split("resumed    at step ")[1].split()[0]) >= announced
     assert "all worker processes were killed" in said
     assert [row["reason"] for row in events(run, "failed")] == ["all worker processes were killed"]
@@ -75,8 +75,7 @@ def test_ctrl_c_reaches_the_whole_terminal_and_nobody_stays(run: RunDir) -> None
     wait_for(reached(run, 10), crew)
     workers = coordinator(crew).children()
     os.killpg(crew.pid, signal.SIGINT)
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 130, said
+    said = ended(crew, code=130)
     assert "Traceback" not in said
     assert "and saved; the same command continues" in said  # each signal once: a second one would leave at once
     assert json.loads(run.status.read_text())["state"] == "stopped"
@@ -95,9 +94,9 @@ def temporary(tmp_path: Path) -> Path:
     return folder
 
 
-def prove(run: RunDir, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment, command = {**os.environ, "TMPDIR": str(temporary)}, [*COMMAND, "prove", str(run.path), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+def prove(run: RunDir, temporary: Path, *arguments: str, code: int) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    return run_program(*COMMAND, "prove", run.path, *arguments, env=environment, code=code)
 
 
 def untouched(run: RunDir, temporary: Path) -> bool:
@@ -107,8 +106,7 @@ def untouched(run: RunDir, temporary: Path) -> bool:
 
 
 def test_the_same_bits(run: RunDir, temporary: Path) -> None:
-    done = prove(run, temporary, *PROVEN, "--json")
-    assert done.returncode == 0, done.stderr
+    done = prove(run, temporary, *PROVEN, "--json", code=0)
     assert "Traceback" not in done.stderr
     result = json.loads(done.stdout)
     assert result["equal"]
@@ -121,8 +119,7 @@ def test_the_same_bits(run: RunDir, temporary: Path) -> None:
 def test_other_bits_are_named(run: RunDir, temporary: Path) -> None:
     """In worker processes the loss of the model is a millionth larger."""
     (run.path / "task.py").write_text(OTHER_MODEL_IN_A_CREW)
-    done = prove(run, temporary, *PROVEN)
-    assert done.returncode == 7, done.stderr
+    done = prove(run, temporary, *PROVEN, code=7)
     assert "the crew's bits are not those of one worker: " in done.stderr
     assert "tensors differ, such as 0.bias" in done.stderr
     assert "hint:" in done.stderr

@@ -1,4 +1,4 @@
-"""`cuadrilla dashboard` as a process: its link, its end, where it may listen, its token."""
+"""`cuadrilla dashboard` as a process: its link, its end, its token."""
 
 import json
 import re
@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import COMMAND
-from tests.inside import cuadrilla
+from tests.commands import begin
 from tests.watched import WrittenCrew
 
 TOKEN = "correct-horse-battery-staple"
@@ -24,10 +23,9 @@ TOKEN = "correct-horse-battery-staple"
 @contextmanager
 def serving(*arguments: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The process, and the first line that it prints."""
-    command = [*COMMAND, "dashboard", *map(str, arguments), "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+    with begin("dashboard", *arguments, "--port", "0", stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
             yield process, process.stdout.readline().strip()
         finally:
             process.terminate()
@@ -63,19 +61,6 @@ def test_its_link_opens_it_and_a_signal_ends_it(run: Path) -> None:
             assert process.wait(timeout=9) == 0
         assert process.stderr is not None
         assert token not in process.stderr.read()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--host", "192.0.2.7"], 5, "can be reached by others"),
-        (["--host", "0.0.0.0"], 5, "neither a machine's name"),
-        (["--token-file", "missing.txt"], 2, "missing.txt"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
-    done = cuadrilla("dashboard", *arguments, cwd=tmp_path)
-    assert (done.returncode, message in done.stderr, "hint:" in done.stderr) == (code, True, True), done.stderr
 
 
 def test_a_token_of_ones_own_is_not_printed(run: Path, tmp_path: Path) -> None:

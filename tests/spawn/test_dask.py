@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem
-from tests.commands import begin
+from tests.commands import begin, ended
 from tests.ports import free_port
 from tests.spawn.test_prepare import contents
 from tests.spawn.test_prepare_shared import processes_of_jobs
@@ -64,8 +64,7 @@ def start(address, *, sources, out, wait=True):
 
 def test_the_bytes_are_those_of_one_process(cluster, library, prepared, tmp_path):
     child = start(cluster[1], sources=library, out=tmp_path / "out")
-    _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-    assert child.returncode == 0, said
+    said = ended(child)
     assert contents(tmp_path / "out") == contents(prepared)
     assert "distributed" not in said  # Dask's own log
 
@@ -79,8 +78,7 @@ def test_a_killed_worker_s_jobs_are_done_again(cluster, library, prepared, tmp_p
             child.wait(HELD_SECONDS)
     finally:
         victim.kill()
-    _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-    assert child.returncode == 0, said
+    ended(child)
     assert contents(tmp_path / "out") == contents(prepared)
 
 
@@ -104,8 +102,7 @@ def test_no_scheduler_and_no_workers_are_named(library, tmp_path):
     with running(tmp_path, count=0) as (_, empty):
         for address, why in ((empty, "it has no workers"), (f"127.0.0.1:{free_port()}", "cannot be used")):
             child = start(address, sources=library, out=tmp_path / "out", wait=False)
-            _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-            assert child.returncode == 5, said
+            said = ended(child, code=5)
             assert why in said
             assert "Traceback" not in said
             assert not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from cuadrilla.data import cuentos
 from cuadrilla.errors import DataError
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import load_newest
+from tests.commands import run_program
 from tests.inside import cuadrilla
 from tests.ports import free_port
 from tests.ranks import TORCHRUN
@@ -40,16 +41,14 @@ def copy_examples(folder):
     return folder
 
 
-def train(run_file, *sets, crew=()):
+def train(run_file, *sets, crew=(), code):
     """Train with a single evaluation, at the end."""
     arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
-    return cuadrilla("--json", "train", str(run_file), *crew, *arguments)
+    return cuadrilla("--json", "train", run_file, *crew, *arguments, code=code)
 
 
 def trained(run_file, *sets, crew=()):
-    done = train(run_file, *sets, crew=crew)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(train(run_file, *sets, crew=crew, code=0).stdout)
 
 
 def idx(array):
@@ -97,9 +96,7 @@ def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
         write_made_up_mnist(folder / "mnist", held_out=8200)
     short = ("train.epochs=0.0", "evaluate.sequences=100")
     trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short, crew=CREW)
-    missing = train(parity / "finetune.toml")
-    assert missing.returncode == 4, missing.stderr
-    assert "pretrained.safetensors does not exist" in missing.stderr
+    assert "pretrained.safetensors does not exist" in train(parity / "finetune.toml", code=4).stderr
     before = load_newest(RunDir(digits).checkpoints)
     shutil.copy(before.path / "model.safetensors", parity / "mnist" / "pretrained.safetensors")
     last = trained(parity / "finetune.toml", "train.steps=20", *short, crew=CREW)
@@ -128,17 +125,14 @@ def test_a_treebank_is_read_and_a_broken_one_named(tmp_path):
     sets = ('task.path="tagging.py:conllu"', 'task.data="treebank"', "train.epochs=0.0", "train.steps=10")
     assert trained(folder / "tagging.toml", *sets)["val_accuracy"] > 0.9  # four words, four tags
     (treebank / "val.conllu").write_text(CONLLU + "5\tpart\n")
-    done = train(folder / "tagging.toml", *sets)
-    assert done.returncode == 4
+    done = train(folder / "tagging.toml", *sets, code=4)
     assert "val.conllu:7 is not CoNLL-U" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_the_character_model_learns_ones_own_text(tmp_path):
     folder = copy_examples(tmp_path / "text")
-    done = train(folder / "own_text.toml")
-    assert done.returncode == 4
-    assert "0 characters in 0 .txt files" in done.stderr
+    assert "0 characters in 0 .txt files" in train(folder / "own_text.toml", code=4).stderr
     (folder / "texts").mkdir()
     (folder / "texts" / "stories.txt").write_text("\n".join(cuentos.stories(100)), encoding="utf-8")
     last = trained(folder / "own_text.toml", "train.epochs=0.0", "train.steps=12")
@@ -150,11 +144,7 @@ def test_the_character_model_learns_ones_own_text(tmp_path):
 
 def printed(folder, *command):
     """Run a script of the examples, and return its output."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_program(sys.executable, *command, cwd=folder, seconds=250).stdout
 
 
 def losses(text):

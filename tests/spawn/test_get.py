@@ -30,8 +30,10 @@ def server():
         yield started
 
 
-def get(*arguments: str, cwd: Path, env: Mapping[str, str] = CLEAN) -> "subprocess.CompletedProcess[str]":
-    return cuadrilla("data", "get", *arguments, cwd=cwd, env=env)
+def get(
+    *arguments: str, cwd: Path, env: Mapping[str, str] = CLEAN, code: int | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return cuadrilla("data", "get", *arguments, cwd=cwd, env=env, code=code)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
@@ -48,8 +50,7 @@ def test_interrupted_or_killed_and_run_again(server, tmp_path, end):
     assert "Traceback" not in said
     if end == signal.SIGINT:
         assert "interrupted; what has arrived is kept in corpus" in said
-    done = get(url, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    get(url, cwd=tmp_path, code=0)
     assert (tmp_path / "corpus" / "quijote.txt").read_bytes() == TEXT
     assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"quijote.txt", "SOURCE.json"}
     assert server.ranges()[1] == "bytes=100000-"
@@ -123,11 +124,8 @@ def test_the_catalogue_over_tls_through_a_proxy(tmp_path):
         files = {"conha19-main/txt/nh0001.txt": TEXT, **dict.fromkeys(BESIDE_THE_NOVELS, b"not a novel")}
         server.on("/cligs/conha19/zip/main", fixed(200, archive(files), kind="application/zip"))
         proxied = {**CLEAN, "https_proxy": server.url("")}
-        refused = get("conha19", cwd=tmp_path, env=proxied)
-        assert refused.returncode == 5
-        assert "SSL_CERT_FILE" in refused.stderr
-        done = get("conha19", cwd=tmp_path, env={**proxied, "SSL_CERT_FILE": str(certificate)})
-        assert done.returncode == 0, done.stderr
+        assert "SSL_CERT_FILE" in get("conha19", cwd=tmp_path, env=proxied, code=5).stderr
+        get("conha19", cwd=tmp_path, env={**proxied, "SSL_CERT_FILE": str(certificate)}, code=0)
         folder = tmp_path / "corpus" / "conha19"
         assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == {"nh0001.txt", "SOURCE.json"}
         assert (folder / "nh0001.txt").read_bytes() == TEXT

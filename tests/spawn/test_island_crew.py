@@ -1,14 +1,13 @@
 """Ranks of torchrun that join a crew as one worker: the run's weights are those of one worker, also after failures."""
 
 import subprocess
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import coordinator, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import UNHURRIED, Machine, down, ended, invite, present, up
+from tests.commands import coordinator, ended, goes_on, is_what_one_worker_gives, wait_for
+from tests.machines import UNHURRIED, Machines, down, invite, present, up
 from tests.ranks import TORCHRUN
 
 RANKS = (*TORCHRUN, "--nproc-per-node", "2", "-m", "cuadrilla", "join")
@@ -20,9 +19,7 @@ def ranks_of(torchrun: "subprocess.Popen[str]") -> list[psutil.Process]:
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 
-def test_two_ranks_and_a_machine_train_what_one_worker_trains(
-    machine: Callable[[str], Machine], run: RunDir, port: int
-) -> None:
+def test_two_ranks_and_a_machine_train_what_one_worker_trains(machine: Machines, run: RunDir, port: int) -> None:
     """The coordinator is killed meanwhile, and the same processes join it again."""
     here, island, other = machine("coordinator"), machine("island"), machine("other")
     crew = up(here, run, port)
@@ -46,7 +43,7 @@ def test_two_ranks_and_a_machine_train_what_one_worker_trains(
 
 
 @pytest.mark.thorough
-def test_a_killed_rank_costs_nothing_but_time(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+def test_a_killed_rank_costs_nothing_but_time(machine: Machines, run: RunDir, port: int) -> None:
     """torchrun starts all ranks again; they are already nodes of the crew."""
     here, island = machine("coordinator"), machine("island")
     crew = up(here, run, port, workers=UNHURRIED)

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
-from tests.machines import UNHURRIED, Machine, down, ended, invite, language_run, present, up
+from tests.commands import ended, goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
+from tests.machines import UNHURRIED, Machine, Machines, down, invite, language_run, present, up
+
+PAUSED = "waiting: paused by this machine's owner; to resume: cuadrilla pause --off"
 
 
 def nodes(machine: Machine) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def nodes(machine: Machine) -> list[dict[str, Any]]:
 
 
 def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kicked(
-    machine: Callable[[str], Machine], run: RunDir, port: int
+    machine: Machines, run: RunDir, port: int
 ) -> None:
     """The owners pause both machines, which the coordinator's files show."""
     coordinator, ana, luis = machine("coordinator"), machine("ana"), machine("luis")
@@ -54,16 +55,14 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     wait_for(goes_on(run), crew)
     wait_for(lambda: "waiting: paused" in logged(run.nodes / "luis.jsonl"), crew)
     assert coordinator.run("kick", "luis").returncode == 0
-    said = second.communicate(timeout=150)[1]
-    assert second.returncode == 5, said
+    said = ended(second, code=5)
     assert KICKED in said or NOT_LISTED in said
     assert COME_AGAIN in said
-    assert said.count("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") == 1
+    assert said.count(PAUSED) == 1
     assert "working again" in said
     wait_for(goes_on(run), crew)
     first.send_signal(signal.SIGINT)
-    said = first.communicate(timeout=150)[1]
-    assert first.returncode == 130, said
+    said = ended(first, code=130)
     wait_for(goes_on(run), crew)
     coordinator_said = down(coordinator, crew)
     assert "ana joined" in coordinator_said
@@ -71,9 +70,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     assert "luis was kicked" in coordinator_said
     assert "the run was stopped by SIGTERM at step" in coordinator_said
     assert said.count("working    as ana") == 1
-    assert said.index("waiting: paused by this machine's owner; to resume: cuadrilla pause --off") < said.index(
-        "working again"
-    )
+    assert said.index(PAUSED) < said.index("working again")
     assert re.search(r"^step \d+  share \d+ %  [\d,]+ tokens/s$", said, re.MULTILINE)
     assert is_what_one_worker_gives(run)
     fetched = {path.name for path in Home(ana.home).cache.rglob("*.*")}
@@ -83,16 +80,14 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
         assert kinds[:2] == ["hello", "usage"], path
 
 
-def test_each_device_of_a_machine_is_a_worker(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+def test_each_device_of_a_machine_is_a_worker(machine: Machines, run: RunDir, port: int) -> None:
     """Two workers of the coordinator's machine and two of another. One is killed and comes back; all end in order."""
     coordinator, ana = machine("coordinator"), machine("ana")
-    refused = coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7")
-    assert refused.returncode == 3, refused.stderr
+    coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7", code=3)
     crew = up(coordinator, run, port, "--devices", "cpu,cpu", workers="[1.0]")
     text = invite(coordinator)
     for devices, reason in (("cpu,cuda:7", "no device 'cuda:7'"), ("cuda:7", "cuda:7 is not available")):
-        refused = ana.run("join", "--name", "ana", "--devices", devices, says=text)
-        assert refused.returncode == 3, refused.stderr
+        refused = ana.run("join", "--name", "ana", "--devices", devices, says=text, code=3)
         assert reason in refused.stderr  # and the invite is not used up
     joined = ana.start("join", "--name", "ana", "--devices", "cpu,cpu", says=text)
     everybody = {"here-1", "here-2", "ana/cpu", "ana/cpu.2"}
@@ -122,7 +117,7 @@ def logged(path: Path) -> str:
 
 @pytest.mark.thorough
 def test_a_coordinator_that_comes_back_finds_its_workers_again(
-    machine: Callable[[str], Machine], run: RunDir, stories: Path, port: int, tmp_path: Path
+    machine: Machines, run: RunDir, stories: Path, port: int, tmp_path: Path
 ) -> None:
     """The invite has the address that others dial, and is needed once. The worker waits while the coordinator is away,
     and also fetches the run's teacher. A second coordinator of the same crew is refused, since an invite would reach
@@ -140,8 +135,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     wait_for(reached(run, 5), crew)
     assert Home(ana.home).joined()[0].address == dialled
     other = make_run(tmp_path / "other", steps=5)
-    second = coordinator.run("up", str(other.path), "--listen", "127.0.0.1:0")
-    assert second.returncode == 2
+    second = coordinator.run("up", str(other.path), "--listen", "127.0.0.1:0", code=2)
     [child] = psutil.Process(crew.pid).children()
     assert f"in use by process {child.pid}" in second.stderr
     crew.kill()
@@ -164,14 +158,11 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert [crew.address for crew in Home(ana.home).joined()] == [f"127.0.0.2:{port}"]  # it keeps the address
 
 
-def test_code_runs_only_where_its_owner_has_approved_it(
-    machine: Callable[[str], Machine], tmp_path: Path, port: int
-) -> None:
+def test_code_runs_only_where_its_owner_has_approved_it(machine: Machines, tmp_path: Path, port: int) -> None:
     run = make_run(tmp_path / "mine", steps=5)
     coordinator, ana = machine("coordinator"), machine("ana")
     crew = up(coordinator, run, port)
-    refused = ana.run("join", "--name", "ana", says=invite(coordinator))
-    assert refused.returncode == 5
+    refused = ana.run("join", "--name", "ana", says=invite(coordinator), code=5)
     assert "has not been approved on this machine" in refused.stderr
     sha256 = code_hash([run.path / "task.py"])
     assert refused.stderr.split("cuadrilla join --trust ")[1].split()[0] == sha256[:8]
@@ -188,8 +179,6 @@ def test_code_runs_only_where_its_owner_has_approved_it(
     assert worker.wait(timeout=150) == 0
     assert ana.run("join", "192.0.2.7:7777", "--forget").returncode == LinkError.exit_code
     assert Home(ana.home).joined()  # a wrong address leaves no crew
-    left = ana.run("join", "--forget")
-    assert left.returncode == 0, left.stderr
-    assert "the coordinator was not informed" in left.stderr
+    assert "the coordinator was not informed" in ana.run("join", "--forget", code=0).stderr
     assert not Home(ana.home).joined()
     assert not list((Home(ana.home).path / "joined").iterdir())

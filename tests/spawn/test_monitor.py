@@ -12,7 +12,7 @@ from cuadrilla.host.usage import Usage
 from cuadrilla.link.base import NodeReport, SaidLine
 from cuadrilla.rundir import FolderLock, RunDir
 from cuadrilla.train.nodelog import NodeLogs
-from tests.commands import COMMAND, wait_for
+from tests.commands import begin, wait_for
 from tests.terminal import CTRL_C, Terminal
 from tests.watched import add_rows
 
@@ -44,9 +44,9 @@ def test_a_screen_that_is_drawn_again_until_ctrl_c(run: RunDir, tmp_path: Path) 
     try:
         wait_for(terminal.shows(r"mio +running +step 1 .*workers: 2"), terminal.process)
         wait_for(terminal.shows(r"pc +sending +75 %"), terminal.process)
-        tell(run, 2, text=f"bad {OWN.decode()} news")
+        tell(run, 2, text=f"bad {OWN.decode()} [bold] news")
         wait_for(terminal.shows(r"step 2 "), terminal.process)
-        wait_for(terminal.shows(r"!! bad \\u001b\[2J\\u001b\]0;owned\\u0007 news"), terminal.process)
+        wait_for(terminal.shows(r"!! bad \\u001b\[2J\\u001b\]0;owned\\u0007 \[bold\] news"), terminal.process)
         add_rows(run.events, [{"time": 1.8e9, "event": "left", "worker": "mac", "reason": "no heartbeat"}])
         wait_for(terminal.shows(r"mac +gone .*no heartbeat"), terminal.process)
         terminal.types(CTRL_C)
@@ -63,8 +63,7 @@ def test_a_screen_that_is_drawn_again_until_ctrl_c(run: RunDir, tmp_path: Path) 
 
 def test_lines_into_a_pipe(run: RunDir) -> None:
     tell(run, 1)
-    command = [*COMMAND, "monitor", str(run.path), "--interval", "0.1", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with begin("monitor", run.path, "--interval", "0.1", "--json", stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert json.loads(process.stdout.readline())["version"] == 1

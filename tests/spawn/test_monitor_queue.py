@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from cuadrilla.home import Home
 from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.rundir import FolderLock, make_private, write_json
+from tests.commands import run_program
 from tests.inside import cuadrilla
 from tests.watched import WrittenCrew
 
@@ -48,8 +48,7 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
 
 
 def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
-    done = cuadrilla("monitor", "--once", "--json", env=environment)
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("monitor", "--once", "--json", env=environment, code=0)
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -64,8 +63,6 @@ def test_it_needs_no_torch(home: Home, tmp_path: Path) -> None:
         "import sys; from cuadrilla.cli.app import run; code = run()\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
     )
-    command = [sys.executable, "-c", code, "monitor", "--once"]
     with FolderLock(home.queue / "lock", purpose="a test"):
-        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
+        done = run_program(sys.executable, "-c", code, "monitor", "--once", env=environment(home))
     assert "place-1" in done.stdout

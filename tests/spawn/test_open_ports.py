@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,7 @@ import pytest
 
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator, make_run, start, wait_for
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import Machines, down, invite, present, up
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def open_sockets(processes: list[psutil.Process]) -> list[tuple[int, str, int]]:
     ]
 
 
-def test_a_crew_of_machines_opens_one_port(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+def test_a_crew_of_machines_opens_one_port(machine: Machines, run: RunDir, port: int) -> None:
     """A coordinator with its own worker process, and a machine that has joined, before and after an invite."""
     home, ana = machine("home"), machine("ana")
     crew = up(home, run, port, workers="[1.0]")

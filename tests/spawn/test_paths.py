@@ -19,15 +19,13 @@ def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) ->
     home = tmp_path / name
     home.mkdir()
     (home / f"{name}.txt").write_text("\n\n".join(cuentos.stories(60)), encoding="utf-8")
-    prepared = cuadrilla("data", "prepare", f"./{name}.txt", "--out", f"./{name}-data", "--vocab", "400", cwd=home)
-    assert prepared.returncode == 0, prepared.stderr
+    cuadrilla("data", "prepare", f"./{name}.txt", "--out", f"./{name}-data", "--vocab", "400", cwd=home, code=0)
     (home / "run.toml").write_text(
         f"[data]\nfolder = '''{name}-data'''\n[model]\npreset = 'micro'\ncontext = 32\n"
         "[train]\nsteps = 2\nbatch_sequences = 2\nunit_sequences = 1\n[sample]\ntokens = 2\n",
         encoding="utf-8",
     )
-    done = cuadrilla("train", f"./{name}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", f"./{name}", cwd=tmp_path, code=0)
     assert [row["version"] for row in read_jsonl(RunDir(home).metrics)] == [1, 2]
     assert {path.name for path in tmp_path.iterdir()} == {name}  # nothing was written beside it
 
@@ -74,6 +72,5 @@ def test_a_task_outside_the_run_folder_is_found_but_nothing_is_written_there(tmp
     (tmp_path / "run").mkdir()
     (tmp_path / "code" / "task.py").write_text(TASK)
     (tmp_path / "run" / "run.toml").write_text(RUN.format(steps=3).replace("task.py:task", "../code/task.py:task"))
-    done = cuadrilla("train", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", "run", cwd=tmp_path, code=0)
     assert {path.name for path in (tmp_path / "code").iterdir()} <= {"task.py", "__pycache__"}

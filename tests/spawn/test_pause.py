@@ -1,13 +1,11 @@
 """Machines stay paused through restarts and stops of their crew."""
 
-from collections.abc import Callable
-
 import pytest
 
 from cuadrilla.rundir import RunDir, read_jsonl
 from tests.commands import coordinator as coordinating
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import Machines, down, invite, present, up
 
 pytestmark = pytest.mark.thorough
 
@@ -23,7 +21,7 @@ def phase(run: RunDir, worker: str) -> str:
     return str(rows[-1].get("phase", "")) if rows else ""
 
 
-def test_a_pause_outlives_the_coordinator(machine: Callable[[str], Machine], run: RunDir, port: int) -> None:
+def test_a_pause_outlives_the_coordinator(machine: Machines, run: RunDir, port: int) -> None:
     """The coordinator is killed and comes back. Then it is stopped and started again; the paused node still waits.
 
     The last worker is paused, too, while a checkpoint is written at each step. The run waits, and then goes on.

@@ -33,8 +33,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_described_crew(run: RunDir, tmp_path: Path) -> None:
     file = tmp_path / "casa.toml"
     file.write_text(CREW)
-    done = cuadrilla("plan", str(run.path), "--crew", str(file), "--json")
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("plan", str(run.path), "--crew", str(file), "--json", code=0)
     found = json.loads(done.stdout)
     rates = [machine["tokens_per_second"] for machine in found["machines"]]
     assert rates == [pytest.approx(found["measured"]["tokens_per_second"]), pytest.approx(2 * rates[0])]
@@ -48,15 +47,13 @@ def test_a_described_crew(run: RunDir, tmp_path: Path) -> None:
 
 def test_the_practice_crew_of_the_run_file_in_words(run: RunDir) -> None:
     sets = ("--set", "engine.kind=crew", "--set", "engine.workers=[1.0, 0.5]", "--set", 'engine.link="1kbit"')
-    done = cuadrilla("plan", str(run.path), *sets)
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("plan", str(run.path), *sets, code=0)
     assert "train alone on worker-1" in done.stdout
     assert "the best alone" in done.stdout
 
 
 def test_auto_takes_to_windows_on_a_slow_line(run: RunDir) -> None:
-    done = cuadrilla("train", str(run.path), "--practice", "1.0,0.5@2mbit", "--set", "train.steps=60")
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("train", str(run.path), "--practice", "1.0,0.5@2mbit", "--set", "train.steps=60", code=0)
     assert "in windows where that trains sooner" in done.stderr
     assert "by itself, then a merge" in done.stderr
     rows = list(read_jsonl(run.metrics))
@@ -68,6 +65,5 @@ def test_auto_takes_to_windows_on_a_slow_line(run: RunDir) -> None:
 
 
 def test_auto_is_exact_in_one_process(run: RunDir) -> None:
-    done = cuadrilla("train", str(run.path), "--stop-at", "1")
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", str(run.path), "--stop-at", "1", code=0)
     assert read_run_config(run).sync == ExactSync()

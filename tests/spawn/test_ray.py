@@ -15,17 +15,19 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
     coordinator,
+    ended,
     events,
     goes_on,
     is_what_one_worker_gives,
     joined,
     make_run,
     reached,
+    run_program,
     start,
     stop,
     wait_for,
 )
-from tests.machines import Machine, down, ended, invite, present, up
+from tests.machines import Machine, down, invite, present, up
 from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
@@ -53,9 +55,7 @@ def in_cluster(run: RunDir, head: RayNode, *more: str) -> "subprocess.Popen[str]
 
 def free_cards(head: RayNode) -> float:
     environment = os.environ | head.environment() | {"RAY_ADDRESS": head.address}
-    done = subprocess.run(
-        [sys.executable, "-c", FREE], env=environment, capture_output=True, text=True, check=True, timeout=100
-    )
+    done = run_program(sys.executable, "-c", FREE, env=environment)
     return float(json.loads(done.stdout.splitlines()[-1]).get("GPU", 0))
 
 
@@ -69,8 +69,7 @@ def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: Ra
     wait_for(joined(run, 3), crew)
     wait_for(goes_on(run), crew)
     crew.send_signal(signal.SIGINT)
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 130, said
+    said = ended(crew, code=130)
     assert not [words for words in ("Traceback", "raylet", "core_worker", ".cc:") if words in said], said
     assert not head.actors()
     assert free_cards(head) == 2
@@ -79,9 +78,7 @@ def test_each_card_has_an_actor_and_one_that_is_killed_is_started_again(head: Ra
 
 
 @pytest.mark.thorough
-def test_a_machine_outside_the_cluster_joins_and_the_coordinator_is_killed(
-    head: RayNode, run: RunDir, tmp_path: Path
-) -> None:
+def test_a_machine_outside_joins_and_the_coordinator_is_killed(head: RayNode, run: RunDir, tmp_path: Path) -> None:
     outside = Machine(tmp_path / "ana", talk=tmp_path / "talk")
 
     class Driver(Machine):
@@ -130,7 +127,6 @@ def test_ray_starts_here_where_it_runs_nowhere(run: RunDir, tmp_path: Path) -> N
 @pytest.mark.thorough
 def test_a_cluster_that_is_not_there_is_said(run: RunDir) -> None:
     crew = start(run, *RAY, "--set", f'engine.ray_address="127.0.0.1:{free_port()}"')
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 5, said
+    said = ended(crew, code=5)
     assert "no Ray cluster at 127.0.0.1:" in said
     assert "is its head running" in said

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 
+from tests.commands import run_program
 from tests.ray_cluster import RayNode
 from tests.spawn.test_examples import EXAMPLES, copy_examples, write_made_up_mnist
 
@@ -38,11 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def run_example(python: str, folder: Path, name: str, *, head: RayNode, epochs: int) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= head.environment() | {"RAY_ADDRESS": head.address}
-    command = [python, name, "--epochs", str(epochs)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=420, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(python, name, "--epochs", epochs, cwd=folder, env=environment, seconds=420)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -68,11 +64,7 @@ def is_trained_and_continued(python: str, folder: Path, name: str, *, head: RayN
 def test_the_parameter_server_learns_and_reserves() -> None:
     """One of the two pretended GPUs, and both CPUs."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "ray_parameter_server.py", "2"]
-    done = subprocess.run(
-        command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(sys.executable, "ray_parameter_server.py", 2, cwd=EXAMPLES, env=environment, seconds=300)
     learned, reserved = done.stdout.splitlines()[-2:]
     before, after = (float(loss) for loss in learned.removeprefix("loss ").split(" -> "))
     assert after < before / 2

@@ -21,7 +21,7 @@ from cuadrilla.cli import demo
 from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import COMMAND, events
+from tests.commands import COMMAND, begin, events, run_program
 from tests.inside import cuadrilla
 from tests.web import serving, whole
 
@@ -31,7 +31,6 @@ SHORT_DEMO = ("--steps", "24")
 FEW = {"stories": 8, "pairs": 12}  # in an evaluation, instead of 200 and 500
 SHORTER = {"20m": "12s", "200": "8", "500": "12"}
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
-SPANISH = ("README.es.md", "docs/es/data.md", "docs/es/train.md", "docs/es/crew.md")
 
 
 def commands(pages: Sequence[str]) -> list[list[str]]:
@@ -69,10 +68,8 @@ def get(arguments: list[str], folder: Path) -> str:
 def up_and_join(run: str, folder: Path) -> None:
     """Coordinate on the loopback, since the machine may have no other network. There is no worker beside the
     coordinator, so that the run does not end before the other machine has joined."""
-    coordinator = subprocess.Popen(
-        [*COMMAND, "up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder, "this"),
-    )  # fmt: skip
+    words = ("up", run, "--listen", "127.0.0.1:0", "--set", "engine.workers=[]")
+    coordinator = begin(*words, cwd=folder, stdout=subprocess.PIPE, env=environment(folder, "this"))
     assert coordinator.stdout is not None
     typed(["join"], folder, says=coordinator.stdout.readline(), home="another")
     assert coordinator.wait(timeout=150) == 0
@@ -137,10 +134,6 @@ class Reader:
         assert not (self.folder / "homes" / "another" / "crew").exists()
 
 
-def test_both_languages_show_the_same_commands() -> None:
-    assert commands(PAGES) == commands(SPANISH)
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("measured_soon")
 def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +176,7 @@ def test_the_demonstration_teaches(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "demo")
     run.path.mkdir()
     run.run_file.write_text(RUN_FILE.format(steps=STEPS, batch=BATCH, speeds=SPEEDS), encoding="utf-8")
-    done = subprocess.run(
-        [*COMMAND, "--json", "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=1500, check=False,
-        env=environment(tmp_path, "this"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_program(*COMMAND, "--json", "demo", cwd=tmp_path, env=environment(tmp_path, "this"), seconds=1500)
     result = json.loads(done.stdout)
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))
     assert result["stories_right"] >= 0.9

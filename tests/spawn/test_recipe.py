@@ -12,7 +12,7 @@ import pytest
 
 from cuadrilla.data.folder import read_manifest
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import wait_for
+from tests.commands import run_program, wait_for
 from tests.ranks import finished, start_rank
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt2_spanish"
@@ -37,11 +37,9 @@ def with_python(**more: object) -> dict[str, str]:
     return {**os.environ, **own, **{name: str(value) for name, value in more.items()}}
 
 
-def typed(workspace: Path, line: str, *arguments: str, **environ: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*line.split(), *arguments],
-        cwd=workspace, env=with_python(**environ), text=True, capture_output=True, timeout=150,
-    )  # fmt: skip
+def typed(workspace: Path, line: str, *arguments: str, code: int = 0, **environ: object) -> str:
+    """Run a command, which must end with this exit code, and return its stderr."""
+    return run_program(*line.split(), *arguments, cwd=workspace, env=with_python(**environ), code=code).stderr
 
 
 def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Path, port: int) -> None:
@@ -61,10 +59,9 @@ def test_a_run_that_one_process_has_trained_goes_on_with_two_ranks(workspace: Pa
     assert f"v{steps:08d}" in os.listdir(run.checkpoints)
     epochs = (steps + 3) * STEP_TOKENS / read_manifest(workspace / "Data").splits["train"].num_tokens
     longer = typed(workspace, "./ddp_launch.sh", *SMALL, "--epochs", str(epochs), MASTER_PORT=port, GPUS_PER_NODE=2)
-    assert longer.returncode == 0, longer.stderr
-    assert f"resumed    at step {steps}" in longer.stderr
-    assert "2 ranks on one machine, gloo" in longer.stderr
-    assert "the run is complete at step" in longer.stderr
+    assert f"resumed    at step {steps}" in longer
+    assert "2 ranks on one machine, gloo" in longer
+    assert "the run is complete at step" in longer
     versions = [row["version"] for row in last_rows(run.metrics)]
     assert versions == list(range(1, versions[-1] + 1))
     assert versions[-1] > steps
@@ -76,20 +73,17 @@ def test_an_empty_folder_is_filled_with_the_built_in_stories(workspace: Path) ->
     for path in (workspace / "Data").iterdir():
         path.unlink()
     said = typed(workspace, "python train_gpt2_spanish.py --epochs 0.01 --batch-size 2 --seq-len 128", LANGUAGE="es")
-    assert said.returncode == 0, said.stderr
-    assert "Data está vacía: los cuentos incluidos, cuentos:500" in said.stderr
-    assert "micro" in said.stderr
+    assert "Data está vacía: los cuentos incluidos, cuentos:500" in said
+    assert "micro" in said
     (workspace / "Data" / "manifest.json").unlink()
-    said = typed(workspace, "python train_gpt2_spanish.py", LANGUAGE="es")
-    assert said.returncode == 4
-    assert "Data no tiene texto preparado" in said.stderr
-    assert "cuadrilla data get quijote --to textos" in said.stderr
-    assert "cuadrilla data prepare textos --out Data" in said.stderr
+    said = typed(workspace, "python train_gpt2_spanish.py", LANGUAGE="es", code=4)
+    assert "Data no tiene texto preparado" in said
+    assert "cuadrilla data get quijote --to textos" in said
+    assert "cuadrilla data prepare textos --out Data" in said
     shutil.rmtree(workspace / "Data")
-    said = typed(
-        workspace, "python train_gpt2_spanish.py", RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1
-    )
-    assert (said.returncode, (workspace / "Data").exists()) == (4, False), said.stderr
+    ranks = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    typed(workspace, "python train_gpt2_spanish.py", code=4, **ranks)
+    assert not (workspace / "Data").exists()
 
 
 def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
@@ -100,15 +94,12 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     for number, (out, _) in enumerate(said):
         assert f"rank {number} of 3: backend gloo (not every rank has a CUDA device)" in out
         assert f"rank {number}: all_reduce gives 6, right is 6" in out
-    alone = typed(RECIPE, "python test_ddp.py --backend auto")
-    assert alone.returncode == 2
-    assert "WORLD_SIZE=2" in alone.stderr
+    assert "WORLD_SIZE=2" in typed(RECIPE, "python test_ddp.py --backend auto", code=2)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_shell_script_is_clean() -> None:
-    done = subprocess.run(["shellcheck", RECIPE / "ddp_launch.sh"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    run_program("shellcheck", RECIPE / "ddp_launch.sh")
 
 
 def preflight(port: int, *numbers: int, machines: int, seconds: int = 30) -> list[tuple[int, str, str]]:
@@ -145,13 +136,10 @@ def test_another_program_at_the_port_of_machine_0_is_waited_out(port: int) -> No
 
 
 def test_a_public_address_is_refused() -> None:
-    done = typed(RECIPE, "./ddp_launch.sh", MASTER_ADDR="8.8.8.8", NNODES=2, NODE_RANK=1)
-    assert done.returncode == 5
-    assert "8.8.8.8 must be the private address of machine 0" in done.stderr
-    assert "cuadrilla join" in done.stderr
+    said = typed(RECIPE, "./ddp_launch.sh", MASTER_ADDR="8.8.8.8", NNODES=2, NODE_RANK=1, code=5)
+    assert "8.8.8.8 must be the private address of machine 0" in said
+    assert "cuadrilla join" in said
 
 
 def test_what_is_no_number_is_named() -> None:
-    done = typed(RECIPE, "./ddp_launch.sh", NNODES="two")
-    assert done.returncode == 2
-    assert "'two'" in done.stderr
+    assert "'two'" in typed(RECIPE, "./ddp_launch.sh", NNODES="two", code=2)

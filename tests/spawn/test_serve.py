@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,9 @@ from cuadrilla.model.generate import generate
 from cuadrilla.model.hf import save_hf
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.train.trained import LanguageModel, open_model
+from tests.commands import run_program
 from tests.inside import cuadrilla
-from tests.models import language_run
+from tests.models import trained_language_run
 from tests.serving import Service, serving
 from tests.spawn.test_examples import copy_examples
 
@@ -28,7 +28,7 @@ KEY = "correct-horse-battery-staple"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return language_run(tmp_path_factory.mktemp("served")).path
+    return trained_language_run(tmp_path_factory.mktemp("served")).path
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,13 @@ def test_an_evaluation_harness(service: Service, model: LanguageModel, tmp_path:
         "output_type: multiple_choice\ntest_split: test\ndoc_to_text: '{{context}}'\ndoc_to_choice: '{{choices}}'\n"
         "doc_to_target: answer\ntarget_delimiter: ''\nmetric_list: [{metric: acc}]\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", "cuentos",
-         "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--log_samples",
-         "--model_args", f"model=run,tokenizer={tmp_path / 'run-hf'},base_url={service.url}/v1/completions,"
-         f"auth_token={KEY},max_length=256"],
-        env={**os.environ, "OPENAI_API_KEY": KEY, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, timeout=250, check=False,
+    run_program(
+        sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", "cuentos",
+        "--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples",
+        "--model_args", f"model=run,tokenizer={tmp_path / 'run-hf'},base_url={service.url}/v1/completions,"
+        f"auth_token={KEY},max_length=256",
+        env={**os.environ, "OPENAI_API_KEY": KEY, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}, seconds=250,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
     (samples,) = (tmp_path / "out").rglob("samples_cuentos_*.jsonl")
     for line in samples.read_text().splitlines():
         sample = json.loads(line)
@@ -180,8 +178,7 @@ def log_probability(model: LanguageModel, context: str, choice: str) -> float:
 def test_the_mlp_predicts(tmp_path: Path) -> None:
     """The predictions are those of the model alone. Inputs that do not fit the schema are refused by name."""
     run_file = copy_examples(tmp_path / "mlp") / "mlp.toml"
-    done = cuadrilla("train", run_file, "--set", "train.epochs=0.2")
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", run_file, "--set", "train.epochs=0.2", code=0)
     inputs = np.random.default_rng(3).standard_normal((50, 20)).round(3).tolist()
     with serving(run_file.parent) as service:
         status, whole = service.ask("/v1/predict", {"inputs": inputs})

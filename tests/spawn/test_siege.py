@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,7 @@ from tests.commands import (
     stop,
     wait_for,
 )
-from tests.machines import Machine, down, invite, present, up
+from tests.machines import Machine, Machines, down, invite, present, up
 from tests.strangers import context, idle, siege
 
 STRICT = ("--set", "sync.strict=true")
@@ -54,7 +53,7 @@ def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path,
 
 @pytest.mark.thorough
 def test_idle_strangers_lock_out_neither_newcomers_nor_a_worker_nor_a_coordinator_that_comes_back(
-    machine: Callable[[str], Machine], run: RunDir, port: int
+    machine: Machines, run: RunDir, port: int
 ) -> None:
     """500 connections complete TLS and then send nothing. Others keep connecting while the coordinator is away."""
     main, ana, luis = machine("coordinator"), machine("ana"), machine("luis")

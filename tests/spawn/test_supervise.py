@@ -7,7 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
     COMMAND,
     coordinator,
+    ended,
     events,
     is_what_one_worker_gives,
     make_run,
@@ -26,7 +27,7 @@ from tests.commands import (
     train,
     wait_for,
 )
-from tests.machines import Machine
+from tests.machines import Machines
 from tests.terminal import OWN_TERMINAL
 
 STRICT = ("--set", "sync.strict=true")
@@ -76,15 +77,13 @@ def test_killed_while_training_and_while_coming_back_and_left_at_once(
     crew.send_signal(signal.SIGINT)
     wait_for(lambda: signal.SIGINT in pending(child.pid), crew)
     crew.send_signal(signal.SIGTERM)
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 130, said
+    said = ended(crew, code=130)
     assert "and saved" not in said
     assert json.loads(run.status.read_text())["state"] == "running"
     assert len(psutil.wait_procs(everybody, timeout=30)[0]) == 3
     assert said.count("the coordinator was killed (SIGKILL); it restarts") == 2
     assert int(said.split("resumed    at step ")[-1].split()[0]) >= announced
-    done = train(run, *STRICT, "--stop-at", str(max(versions(run)) + 5))
-    assert done.returncode == 0, done.stderr
+    train(run, *STRICT, "--stop-at", str(max(versions(run)) + 5), code=0)
     assert is_what_one_worker_gives(run, *STRICT)
 
 
@@ -96,8 +95,7 @@ def test_stopped_while_it_comes_back_it_stays_away(crew: "subprocess.Popen[str]"
     crew.send_signal(signal.SIGTERM)
     wait_for(lambda: signal.SIGTERM in pending(child.pid), crew)
     child.kill()
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 128 + signal.SIGKILL, said
+    ended(crew, code=128 + signal.SIGKILL)
     assert num_restarts(run) == 0
 
 
@@ -110,8 +108,7 @@ def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
     told.unlink(missing_ok=True)
     (run.path / "task.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})")
     crew = start(run, "--practice", "0.5,0.25", *alarm)
-    said = crew.communicate(timeout=150)[1]
-    assert crew.returncode == 3, said
+    said = ended(crew, code=3)
     assert num_restarts(run) == 2
     assert "the coordinator died 3 times without a step in between (the last time by SIGSEGV)" in said
     assert "hint:" in said
@@ -122,9 +119,7 @@ def test_one_that_dies_again_and_again_is_told(run: RunDir) -> None:
 
 
 @pytest.mark.thorough
-def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(
-    machine: Callable[[str], Machine], run: RunDir
-) -> None:
+def test_a_terminal_that_is_closed_ends_a_coordinator_that_has_saved(machine: Machines, run: RunDir) -> None:
     """The kernel sends SIGHUP to the process in the foreground, and later writes to the terminal fail."""
     terminal, theirs = pty.openpty()
     command = [*COMMAND, "up", str(run.path), "--listen", "127.0.0.1:0", *STRICT, "--set", "engine.workers=[1.0]"]

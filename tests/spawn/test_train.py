@@ -11,9 +11,10 @@ from subprocess import CompletedProcess
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from cuadrilla.train.checkpoint import list_checkpoints, load_newest, verify_checkpoint, version_of
+from cuadrilla.train.checkpoint import list_checkpoints, verify_checkpoint, version_of
 from tests.commands import (
     TASK,
+    ended,
     events,
     is_what_one_worker_gives,
     make_run,
@@ -25,6 +26,7 @@ from tests.commands import (
     wait_for,
 )
 from tests.inside import cuadrilla
+from tests.runs import newest
 
 
 @pytest.fixture
@@ -36,8 +38,7 @@ def run(tmp_path: Path) -> RunDir:
 def goes_on(run: RunDir, *sets: str) -> "CompletedProcess[str]":
     """Resume with the same command. Some steps later the weights must be those of an undisturbed run."""
     steps = newest_version(run) + 10
-    done = train(run, *sets, "--stop-at", str(steps))
-    assert done.returncode == 0, done.stderr
+    done = train(run, *sets, "--stop-at", str(steps), code=0)
     assert is_what_one_worker_gives(run, *sets)
     return done
 
@@ -51,13 +52,10 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) ->
     process.send_signal(signal.SIGCONT)
     assert (second.returncode, f"in use by process {process.pid}" in second.stderr) == (2, True), second.stderr
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=150)
-    assert process.returncode == 130
+    said = ended(process, code=130)
     assert "the same command continues" in said
     assert "Traceback" not in said
-    found = load_newest(run.checkpoints)
-    assert found is not None
-    assert found.version == last_rows(run.metrics)[-1]["version"]
+    assert newest(run.path).version == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
     goes_on(run)
 
@@ -68,8 +66,7 @@ def test_two_signals_leave_at_once_and_the_last_checkpoint_is_whole(run: RunDir)
     wait_for(reached(run, 60), process)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-    process.communicate(timeout=150)
-    assert process.returncode == 130
+    ended(process, code=130)
     for path in list_checkpoints(run.checkpoints):
         verify_checkpoint(path)
     goes_on(run)
@@ -110,18 +107,14 @@ def test_killed_again_and_again_no_committed_step_is_lost(run: RunDir, num_kills
 
 def test_changed_values_between_stop_and_resume(run: RunDir) -> None:
     assert train(run, "--stop-at", "50").returncode == 0
-    refused = train(run, "--set", "run.seed=3")
-    assert refused.returncode == 2
-    assert "run.seed (0 → 3)" in refused.stderr
-    guarded = train(run, "--set", "optim.lr=0.1")
-    assert guarded.returncode == 2
+    assert "run.seed (0 → 3)" in train(run, "--set", "run.seed=3", code=2).stderr
+    guarded = train(run, "--set", "optim.lr=0.1", code=2)
     assert "optim.lr (0.001 → 0.1)" in guarded.stderr
     assert "--allow-changes" in guarded.stderr
     assert train(run, "--set", "optim.lr=0.1", "--allow-changes", "--stop-at", "55").returncode == 0
     task = run.path / "task.py"
     task.write_text(task.read_text().replace("64, 64", "64, 96").replace("64, 1)", "96, 1)"))
-    other = train(run, "--set", "optim.lr=0.1")
-    assert other.returncode == 6
+    other = train(run, "--set", "optim.lr=0.1", code=6)
     assert "belongs to another model: 2.bias float32 (64,) instead of float32 (96,)" in other.stderr
 
 
@@ -132,15 +125,12 @@ def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: 
     raw = bytearray((newest / "model.safetensors").read_bytes())
     raw[-5] ^= 1
     (newest / "model.safetensors").write_bytes(raw)
-    resumed = train(run, *journal, "--stop-at", "130")
-    assert resumed.returncode == 0
+    resumed = train(run, *journal, "--stop-at", "130", code=0)
     assert "model.safetensors is missing or damaged" in resumed.stderr
     assert "resumed    at step 120" in resumed.stderr  # the older checkpoint and its segment of the journal
     for path in list_checkpoints(run.checkpoints):
         (path / "state.json").unlink()
-    lost = train(run)
-    assert lost.returncode == 6
-    assert "Traceback" not in lost.stderr
+    assert "Traceback" not in train(run, code=6).stderr
 
 
 def test_a_full_disk_does_not_stop_the_training(run: RunDir, small_disk: Path) -> None:
@@ -181,8 +171,7 @@ def fill(path: Path) -> None:
 
 
 def test_what_a_run_leaves(run: RunDir) -> None:
-    done = cuadrilla("train", str(run.path), "--set", "train.steps=5", "--json")  # the flag holds anywhere
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("train", str(run.path), "--set", "train.steps=5", "--json", code=0)  # the flag holds anywhere
     result = json.loads(done.stdout)
     assert (result["version"], result["complete"]) == (5, True)
     assert json.loads(run.status.read_text())["state"] == "complete"
@@ -198,13 +187,11 @@ def test_what_a_run_leaves(run: RunDir) -> None:
     ("line", "broken", "message"),
     [
         ('batch["y"]).square', 'batch["target"]).square', "in loss: KeyError: 'target'"),
-        (".square().sum(), len", ".square().mean(), 1.0 * len", ", 1.0)"),
         ("Data(split", "Dato(split", "in data: NameError"),
     ],
 )
 def test_an_error_in_the_users_own_code_says_where(run: RunDir, line: str, broken: str, message: str) -> None:
     (run.path / "task.py").write_text(TASK.replace(line, broken))
-    done = train(run)
-    assert done.returncode == 2
+    done = train(run, code=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, read_jsonl, read_object
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import JOBS
-from tests.commands import COMMAND, RUN, TASK, wait_for
+from tests.commands import RUN, TASK, begin, ended, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite
 
@@ -42,12 +41,6 @@ def results(folder: Path) -> dict[str, tuple[str, float | None]]:
     return {row["name"]: (row["values"], row["score"]) for row in ended}
 
 
-def search(folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*COMMAND, "tune", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
 def steps_of(run: RunDir) -> list[int]:
     return [row["version"] for row in read_jsonl(run.metrics)]
 
@@ -55,8 +48,7 @@ def steps_of(run: RunDir) -> list[int]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_search(tmp_path_factory.mktemp("search") / "año #1? 50%")
-    done = cuadrilla("tune", folder, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("tune", folder, "--json", code=0)
     rows = json.loads(done.stdout)
     assert [row["score"] for row in rows[:2]] == sorted(row["score"] for row in rows[:2])
     return folder
@@ -69,13 +61,11 @@ def test_the_best_is_a_run_of_its_own(finished: Path) -> None:
     (kept,) = {path.parents[1] for path in (finished / "tune").glob("t*/checkpoints/v*")}  # all other weights are gone
     assert found[kept.name][0] == f"optim.lr={config.optim.lr:.4g}"
     assert config.tune.space == {}
-    done = cuadrilla("train", finished / "tune" / "best", "--stop-at", "1")
-    assert done.returncode == 0, done.stderr
+    cuadrilla("train", finished / "tune" / "best", "--stop-at", "1", code=0)
 
 
 def test_other_settings_are_refused(finished: Path) -> None:
-    refused = cuadrilla("tune", finished, "--set", "tune.seed=4")
-    assert refused.returncode == 2
+    refused = cuadrilla("tune", finished, "--set", "tune.seed=4", code=2)
     assert "this search began with other settings: tune.seed" in refused.stderr
     refused = cuadrilla("tune", finished, "--set", "optim.beta2=0.9")
     assert "optim.beta2" in refused.stderr
@@ -84,8 +74,7 @@ def test_other_settings_are_refused(finished: Path) -> None:
 def test_what_was_set_for_the_run_itself_is_not_the_searchs(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "again")
     assert cuadrilla("train", folder, "--set", "train.steps=3").returncode == 0
-    done = cuadrilla("tune", folder)
-    assert (done.returncode, "4 trials are finished" in done.stderr) == (0, True), done.stderr
+    assert "4 trials are finished" in cuadrilla("tune", folder, code=0).stderr
     assert results(folder) == results(finished), "there was nothing more to do"
 
 
@@ -95,7 +84,7 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     """A trial's process is killed, and then the search is stopped during another trial. No finished trial is lost, and
     the results are the same as without interruptions."""
     folder = make_search(tmp_path / "run")
-    process = search(folder)
+    process = begin("tune", folder)
     if how == signal.SIGKILL:
         wait_for(lambda: bool(steps_of(RunDir(folder / "tune" / "t0000"))), process)
         psutil.Process(process.pid).children()[0].kill()
@@ -103,12 +92,9 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     (child,) = psutil.Process(process.pid).children()
     before = results(folder)
     process.send_signal(how)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == (130 if how == signal.SIGINT else -how), said
-    assert "Traceback" not in said
+    assert "Traceback" not in ended(process, code=130 if how == signal.SIGINT else -how)
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-    done = cuadrilla("tune", folder)
-    assert done.returncode == 0, done.stderr
+    cuadrilla("tune", folder, code=0)
     after = results(folder)
     assert before.items() <= after.items()
     assert after == results(finished)
@@ -132,7 +118,6 @@ def test_a_trial_that_fails_says_why(tmp_path: Path) -> None:
     (folder / "task.py").write_text(
         TASK.replace("def model(self): ", "def model(self): raise ValueError('no such layer')\n    def other(self): ")
     )
-    done = cuadrilla("tune", folder)
-    assert done.returncode == 0, done.stderr
+    done = cuadrilla("tune", folder, code=0)
     assert done.stderr.count("no such layer") == 2
     assert "all trials that have ended have failed" in done.stderr

@@ -3,14 +3,13 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cuadrilla import __version__
-from tests.commands import goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, down, ended, invite, language_run, present, up
+from tests.commands import ended, goes_on, is_what_one_worker_gives, run_program, wait_for
+from tests.machines import Machines, down, invite, language_run, present, up
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,23 +17,17 @@ ROOT = Path(__file__).parents[2]
 def install(tmp_path: Path) -> Path:
     """A folder with cuadrilla from its wheel; other libraries come from this installation."""
     built = tmp_path / "built"
-    made = subprocess.run(
-        ["make", "--no-print-directory", "wheel", f"DIST={built}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    made = run_program("make", "--no-print-directory", "wheel", f"DIST={built}", cwd=ROOT, seconds=280)
     (wheel,) = built.glob("*.whl")
     assert made.stdout.split() == [str(wheel), "SHA-256", hashlib.sha256(wheel.read_bytes()).hexdigest()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
-    subprocess.run([*pip, str(tmp_path / "installed"), str(wheel)], timeout=120, check=True)
+    run_program(*pip, tmp_path / "installed", wheel)
     return tmp_path / "installed"
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_machine_with_the_wheel_joins(
-    machine: Callable[[str], Machine], stories: Path, tmp_path: Path, port: int
-) -> None:
+def test_a_machine_with_the_wheel_joins(machine: Machines, stories: Path, tmp_path: Path, port: int) -> None:
     installed, run = install(tmp_path), language_run(tmp_path / "run", stories)
     coordinator, ana = machine("coordinator"), machine("ana")
     ana.prefix = ("env", f"PYTHONPATH={installed}")

@@ -70,9 +70,7 @@ def test_swapped_files_and_an_edited_manifest(tmp_path: Path) -> None:
         c.verify_checkpoint(path)
 
 
-def test_a_crash_after_any_step_of_a_save_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_step_of_a_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process dies (SystemExit past every handler) before its n-th fsync, rename or write of a tensor file."""
 
     class Crash(BaseException):

@@ -5,10 +5,16 @@ from cuadrilla.sync import events, work
 from tests.driver import Crew, machine, rules
 
 
+def begun(*members: str, **changes: object) -> Crew:
+    """A crew that these members have joined."""
+    crew = Crew(machine(rules(**changes)))
+    for name in members:
+        crew.join(name)
+    return crew
+
+
 def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
-    crew = Crew(machine(rules(num_steps=100)))
-    crew.join("a")
-    crew.join("b")
+    crew = begun("a", "b", num_steps=100)
     crew.round(a=0.1)  # b joined when a held the whole first round
     crew.round(a=0.1, b=10.0)
     for _ in range(4):
@@ -17,9 +23,7 @@ def test_one_slow_first_answer_does_not_exclude_a_member() -> None:
 
 
 def test_a_member_without_a_share_is_measured_again_at_a_bounded_cost() -> None:
-    crew = Crew(machine(rules(num_steps=1000)))
-    crew.join("a")
-    crew.join("b")
+    crew = begun("a", "b", num_steps=1000)
     for _ in range(10):
         crew.round(a=0.125, b=8.0)
     took = sum(crew.round(a=0.125, b=8.0) for _ in range(700))
@@ -32,9 +36,7 @@ def test_a_member_without_a_share_is_measured_again_at_a_bounded_cost() -> None:
 
 
 def test_an_answer_to_the_lease_of_another_is_not_counted() -> None:
-    crew = Crew(machine(rules()))
-    crew.join("a")
-    crew.join("b")
+    crew = begun("a", "b")
     held = crew.of("a")
     crew.answer(held.lease_id, worker="b")
     assert (crew.discarded, crew.commits) == ([held.lease_id], [])
@@ -52,8 +54,7 @@ def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
 
 
 def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
-    crew = Crew(machine(rules(num_steps=100)))
-    crew.join("good")
+    crew = begun("good", num_steps=100)
     crew.answer(crew.of("good").lease_id)
     crew.join("broken")
     _fails(crew, "broken", rounds=1)
@@ -76,8 +77,7 @@ def test_who_is_left_out_may_come_back_after_ten_minutes() -> None:
 
 def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
     """Else a node that lies could come back under another device, since it names its devices itself."""
-    crew = Crew(machine(rules(num_steps=100)))
-    crew.join("good")
+    crew = begun("good", num_steps=100)
     crew.answer(crew.of("good").lease_id)
     for device in ("cpu", "cpu.2"):
         crew.join(f"mala/{device}")
@@ -94,8 +94,7 @@ def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
 
 
 def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
-    crew = Crew(machine(rules(num_steps=100)))
-    crew.join("good")
+    crew = begun("good", num_steps=100)
     crew.answer(crew.of("good").lease_id)
     for _ in range(2):
         crew.join("broken")
@@ -109,8 +108,7 @@ def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
 
 def test_leases_that_go_out_late_are_not_overdue() -> None:
     """A commit may take a minute. A delay by it makes no worker hung, lost or slower."""
-    crew = Crew(machine(rules(lost_after_seconds=50.0, hung_after_seconds=10.0)))
-    crew.join("a")
+    crew = begun("a", lost_after_seconds=50.0, hung_after_seconds=10.0)
     crew.say("a", Progress(micro_steps=1))
     crew.answer(crew.of("a").lease_id)
     crew.machine.postpone(60.0)
@@ -143,8 +141,7 @@ def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_eve
 
 
 def test_the_first_pass_may_take_long() -> None:
-    crew = Crew(machine(rules(hung_after_seconds=10.0)))
-    crew.join("a")
+    crew = begun("a", hung_after_seconds=10.0)
     crew.now = 100.0
     crew.send(events.Tick())
     assert not crew.evicted

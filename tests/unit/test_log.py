@@ -36,9 +36,7 @@ def test_a_record_reaches_terminal_and_file_harmless(log_file: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("library", ["grpc", "ray"])
-def test_what_libraries_say_is_in_the_file_only(
-    log_file: Path, library: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_libraries_speak_to_the_file_only(log_file: Path, library: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Ray adds its own handler for stderr when it is imported."""
     theirs = logging.getLogger(library)
     theirs.addHandler(logging.StreamHandler(sys.stderr))

@@ -46,9 +46,7 @@ def test_a_version_is_downloaded_once_and_for_a_lease_only(monkeypatch: pytest.M
         (256, "cpu", {"pass_sequences": 3}, 3),
     ],
 )
-def test_a_processor_takes_so_many_sequences_at_a_time(
-    length: int, device: str, settings: dict[str, int], expected: int
-) -> None:
+def test_so_many_sequences_in_a_pass(length: int, device: str, settings: dict[str, int], expected: int) -> None:
     task = RaggedRegression()
     task.defaults = TaskDefaults(length=length)
     section = TrainSection(steps=1, batch_sequences=64, **settings)

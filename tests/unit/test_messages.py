@@ -21,8 +21,6 @@ from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import ENGLISH, SPANISH, VARIABLES, Message, language, shown, translated
 
-pytestmark = pytest.mark.unit
-
 MAX_LETTERS = 64
 HOSTILE = "{0} {path} {path.__class__} {{x}} %s {"
 KIND = "{kind}: {share:.1%} of {size:,}"

@@ -119,13 +119,6 @@ def test_what_this_machine_hands_out() -> None:
     assert (names.split()[2], pc.split()[2:4]) == ("job", ["failed", "3/9"])
 
 
-def test_nothing_acts_on_the_terminal() -> None:
-    word = {"time": NOW, "level": "error", "text": "a\x1b[2Jb\nc\u202e[bold]"}
-    said = "".join(lines(run_screen({**CREW, "machines": [machine("\x1b]0;owned\x07", word=word)]}, clock="0")))
-    assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", said)
-    assert "[bold]" in said
-
-
 def test_figures_in_words() -> None:
     assert [duration(seconds) for seconds in (99, 100, 6000, 200_000)] == ["99 s", "2 min", "2 h", "2 d"]
     assert [rate(value) for value in (None, 0, 999_000, 1.5e6)] == ["-", "0 kB/s", "999 kB/s", "1.5 MB/s"]

@@ -37,9 +37,7 @@ class Terminal(Pipe):
         ("utf-8", "año 🙂 caf\\udce9".encode()),
     ],
 )
-def test_letters_that_cannot_be_written_are_numbers(
-    encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_without_a_code_are_numbers(encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "json", False)
     monkeypatch.setattr(sys, "stdout", pipe := Pipe(encoding))
     emit(NAME)
@@ -84,7 +82,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("columns", [None, 75])
-def test_a_table_fits_a_terminal_and_a_pipe_has_whole_lines(
+def test_a_table_fits_a_terminal_and_a_pipe_gets_all_of_it(
     monkeypatch: pytest.MonkeyPatch, columns: int | None
 ) -> None:
     monkeypatch.setattr(options, "json", False)

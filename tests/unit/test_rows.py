@@ -26,9 +26,7 @@ def alone(model: InferenceModel, prompt: list[int], sampling: Sampling) -> list[
     return list(generate(model, prompt, sampling=sampling))
 
 
-def test_who_generates_waits_for_a_part_of_a_prompt_only(
-    model: InferenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_generates_waits_for_part_of_a_prompt_only(model: InferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_TOKENS", 4)
     rows = Rows(model, slots=2)
     first, second = (Row([1] * length, Sampling(temperature=0, max_tokens=30)) for length in (2, 19))
