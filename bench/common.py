@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -40,6 +41,11 @@ def options(description: str | None, **named: Any) -> argparse.Namespace:
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Median, minimum, maximum and count."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "count": len(values)}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest rank: of ten values, p95 is the largest."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def ratios(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
