@@ -284,18 +284,19 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
     """Train DDP or torchft. `steps`: how many steps; the schedule is always that of the whole run."""
     with ground(race, rate=rate) as there, ExitStack() as stack:
 
-        def started(machine: Place, **specification: Any) -> Node:
-            node = Node(machine.prefix, program="bench.peers", **specification)
+        def started(part: str, machine: Place, **specification: Any) -> Node:
+            node = Node(machine.prefix, part=f"bench.peers:{part}", **specification)
             stack.callback(node.close)
             return node
 
         lighthouse = f"{there.lighthouse.address}:{PORT}"
         if kind == "torchft":
-            started(there.lighthouse, bind=lighthouse, replicas=len(there.machines)).answer()
+            started("Lighthouse", there.lighthouse, bind=lighthouse, replicas=len(there.machines)).answer()
         addresses, config = [each.address for each in there.machines], race.text(batch=race.batch, steps=race.steps)
         whole = {"config": config, "addresses": addresses, "lighthouse": f"http://{lighthouse}", "every": race.every}
         ranks = [
-            started(machine, kind=kind, rank=rank, steps=steps, **whole) for rank, machine in enumerate(there.machines)
+            started("Rank", machine, kind=kind, rank=rank, steps=steps, **whole)
+            for rank, machine in enumerate(there.machines)
         ]
         for node in ranks:
             node.answer()
