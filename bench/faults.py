@@ -29,7 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.common import options, percentile, report, stories
+from bench.common import options, percentile, report, run_text, stories
 from bench.lan import CARD, ip
 from bench.nodes import PORT, Place, places
 from cuadrilla.rundir import RunDir, last_rows
@@ -44,27 +44,14 @@ AWAY = 1 / 6
 LOOK_SECONDS = 0.01
 Stretch = tuple[int, float]
 """Steps, and the longest time without a commit."""
-RUN = """
-[data]
-folder = "data"
-[model]
-preset = "micro"
-context = 64
-[train]
-steps = 1_000_000
-batch_sequences = 96
-unit_sequences = 1
-precision = "fp32"
-threads = 1
-[sync]
-strict = true
-[optim]
-kind = "adamw"
-[sample]
-tokens = 0
-[evaluate]
-every_tokens = 1_000_000_000
-"""
+RUN = {
+    "data.folder": "data",
+    "model.preset": "micro",
+    "model.context": 64,
+    "train.steps": 1_000_000,
+    "train.batch_sequences": 96,
+    "sync.strict": True,
+}
 
 
 def cause(kind: str, worker: Place, crew: "subprocess.Popen[str]") -> Callable[[], object]:
@@ -113,7 +100,7 @@ def measure(folder: Path, *, faults: int, seconds: float) -> tuple[dict[str, lis
     """The stretches of each kind, and the number of steps that are missing in the metrics."""
     run = RunDir(folder / "run")
     stories(run.path / "data", number=2000)
-    run.run_file.write_text(RUN)
+    run.run_file.write_text(run_text(RUN))
     found: dict[str, list[Stretch]] = {kind: [] for kind in ("nothing", *GOODPUT)}
     with places(folder, 1 + len(NAMES), rate="1gbit") as (lead, *workers):
         for place in (lead, *workers):
