@@ -138,18 +138,21 @@ messages: $(DEV) $(SPANISH).mo
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# A benchmark's docstring says how it is started; words in capitals are arguments that it needs.
 bench: $(DEV)
 	@set -e; \
-	for file in bench/*.py; do \
-	  name=$$(basename "$$file" .py); \
-	  case "$$name" in '*'|_*|common) continue;; esac; \
+	for name in $$(sed -n 's/^ *python -m bench\.\([a-z_]*\) .*/\1/p' bench/*.py | uniq); do \
+	  file=bench/$$name.py; \
+	  needs=$$(sed -n "s/^ *python -m bench\.$$name \([A-Z_][A-Z_]*\).*/\1/p" "$$file" | uniq); \
 	  if [ -z "$(NAME)" ]; then \
 	    printf '%-28s %s\n' "make bench NAME=$$name" "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; \
+	  elif [ "$(NAME)" = all ] && [ -n "$$needs" ]; then \
+	    echo "bench: $$file is left out; it is started by: make bench NAME=$$name ARGS=$$needs" >&2; \
 	  elif [ "$(NAME)" = all ] || [ "$(NAME)" = "$$name" ]; then \
 	    found=yes; echo "bench: $$file" >&2; $(BIN)/python -m "bench.$$name" $(ARGS); \
 	  fi; \
 	done; \
-	if [ -n "$(NAME)" ] && [ -z "$$found" ]; then echo "error: there is no bench/$(NAME).py" >&2; exit 2; fi
+	if [ -n "$(NAME)" ] && [ -z "$$found" ]; then echo "error: there is no benchmark $(NAME)" >&2; exit 2; fi
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

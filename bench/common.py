@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.host.facts import read_environment
 from cuadrilla.runfile import resolve
+
+SETTINGS: dict[str, Any] = {
+    "train.unit_sequences": 1,
+    "train.precision": "fp32",
+    "train.threads": 1,
+    "optim.kind": "adamw",
+    "evaluate.every_tokens": 10**12,
+    "sample.tokens": 0,
+}
 
 
 def options(description: str | None, **named: Any) -> argparse.Namespace:
@@ -40,6 +50,11 @@ def options(description: str | None, **named: Any) -> argparse.Namespace:
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Median, minimum, maximum and count."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "count": len(values)}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest rank: of ten values, p95 is the largest."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def ratios(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
@@ -79,8 +94,13 @@ def tokenizer_of(vocab_size: int) -> Tokenizer:
     return Tokenizer(inner.to_str().encode())
 
 
-def configure(text: str, *sets: str) -> Config:
-    return resolve(text, sets=sets).config
+def run_text(settings: Mapping[str, Any]) -> str:
+    """The text of a run file with these settings, `section.key`, and those that the benchmarks have in common."""
+    return "".join(f"{key} = {json.dumps(value, default=str)}\n" for key, value in (SETTINGS | settings).items())
+
+
+def configure(text: str) -> Config:
+    return resolve(text).config
 
 
 def timed(function: Callable[[], object]) -> float:

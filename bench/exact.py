@@ -10,36 +10,21 @@ strict mode: ‖θ_crew − θ_one‖ / ‖θ_one‖ over all parameters.
 import tempfile
 from pathlib import Path
 
-from bench.common import options, report, stories
+from bench.common import options, report, run_text, stories
 from cuadrilla.crew.run import train_run
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from tests.runs import UNEQUAL, final, final_sha256, relative_difference
 
 SETTINGS = ["adamw fp32", "muon fp32", "adamw bf16", "muon bf16"]
-RUN = """
-[data]
-folder = "{data}"
-[model]
-preset = "micro"
-[train]
-steps = {steps}
-batch_sequences = 16
-unit_sequences = 2
-threads = 1
-precision = "{precision}"
-[optim]
-kind = "{optimizer}"
-[sync]
-strict = {strict}
-[checkpoint]
-every_seconds = 0
-journal = "off"
-[evaluate]
-sequences = 8
-[sample]
-tokens = 0
-"""
+RUN = {
+    "model.preset": "micro",
+    "train.batch_sequences": 16,
+    "train.unit_sequences": 2,
+    "checkpoint.every_seconds": 0,
+    "checkpoint.journal": "off",
+    "evaluate.sequences": 8,
+}
 
 
 def compare(data: Path, folder: Path, *, steps: int, setting: str) -> dict[str, object]:
@@ -48,8 +33,8 @@ def compare(data: Path, folder: Path, *, steps: int, setting: str) -> dict[str, 
     def trained(name: str, *, strict: bool) -> Path:
         run = RunDir(folder / f"{name} {strict}")
         run.path.mkdir(parents=True)
-        written = {"data": data, "steps": steps, "optimizer": optimizer, "precision": precision}
-        run.run_file.write_text(RUN.format(**written, strict=str(strict).lower()))
+        own = {"data.folder": data, "train.steps": steps, "train.precision": precision, "optim.kind": optimizer}
+        run.run_file.write_text(run_text(RUN | own | {"sync.strict": strict}))
         crew = ['engine.kind="crew"', f"engine.workers={UNEQUAL[name]}"] if name != "one" else []
         train_run(read_run_file(run.run_file, sets=crew), run)
         return run.path

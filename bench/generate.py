@@ -5,8 +5,7 @@
 The weights are random. Each repeat times one stream of cuadrilla, one stream of transformers and a batch of cuadrilla
 (`--batch` rows), in alternating order, prefill included. Reported are medians. `identical`: whether both streams have
 the same tokens, which is expected in fp32; in bf16 rounding differs. `batch_over_stream`: tokens per second of the
-batch over those of the stream of transformers. `weights_gb_per_second`: how fast our stream reads the weights, all of
-them once for each token. `machine_gb_per_second`: how fast a product with one row reads a matrix of 512 MB.
+batch over those of the stream of transformers.
 """
 
 import argparse
@@ -21,7 +20,7 @@ import transformers
 from bench.common import in_turns, options, report
 from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.model.generate import generate, generate_batch
-from cuadrilla.model.gpt2 import GPT2, GPT2Config, Linear
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import config_to_hf, state_to_hf
 from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import Sampling
@@ -30,8 +29,6 @@ SHAPES = {  # layers, heads, width, context, vocabulary
     "124m": (12, 12, 768, 1024, 50257),
     "10m": (6, 5, 320, 512, 8192),
 }
-READ_NUMBERS = 2**27
-"""Elements of the fp32 matrix that shows how fast the machine reads memory."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -70,25 +67,20 @@ def measure(shape: str, precision: str, given: argparse.Namespace) -> dict[str, 
     model.compute_dtype = DTYPES[precision]
     ours = InferenceModel(model)  # made once, before the timing: transformers' model is cast once, too
     prompts = torch.randint(model.config.vocab_size, (rows, given.prompt_tokens)).tolist()
-    sampling, to_read = Sampling(temperature=0, max_tokens=tokens), torch.ones(READ_NUMBERS).view(-1, 1024)
+    sampling = Sampling(temperature=0, max_tokens=tokens)
     runs: dict[str, Callable[[], Any]] = {
         "ours": lambda: list(generate(ours, prompts[0], sampling=sampling)),
         "transformers": lambda: theirs.tokens(prompts[0], number=tokens),
         "batch": lambda: generate_batch(ours, prompts, sampling=sampling),
-        "machine": lambda: torch.nn.functional.linear(to_read[:1], to_read),
     }
     warm = {name: run() for name, run in runs.items()}
     seconds = {name: statistics.median(each) for name, each in in_turns(runs, rounds=given.repeats).items()}
-    linears = [module.weight.numel() for module in model.modules() if isinstance(module, Linear)]
-    num_bytes = (model.head.weight.numel() + sum(linears)) * DTYPES[precision].itemsize
     return {
         "model": shape,
         "precision": precision,
         "identical": warm["ours"] == warm["transformers"],
         "speedup": seconds["transformers"] / seconds["ours"],
         "tokens_per_second": {name: tokens / seconds[name] for name in ("ours", "transformers")},
-        "weights_gb_per_second": 1e-9 * num_bytes * tokens / seconds["ours"],
-        "machine_gb_per_second": 4e-9 * READ_NUMBERS / seconds["machine"],
         "batch_tokens_per_second": rows * tokens / seconds["batch"],
         "batch_over_stream": rows * seconds["transformers"] / seconds["batch"],
     }

@@ -60,21 +60,21 @@ def lan(num_members: int, *, rate: str) -> Iterator[list[Member]]:
         ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", switch, "link", "set", "bridge", "up")
         for index, name in enumerate(names, start=1):
-            _plug_in(name, switch=switch, index=index, rate=rate)
+            plug_in(name, address=f"{LAN}{index}", into=switch, port=f"port{index}", rate=rate)
+            ip("-n", switch, "link", "set", f"port{index}", "master", "bridge")
         yield [Member(f"{LAN}{i}", ("ip", "netns", "exec", name)) for i, name in enumerate(names, start=1)]
     finally:
         for name in made:
             ip("netns", "del", name)
 
 
-def _plug_in(name: str, *, switch: str, index: int, rate: str) -> None:
-    port = f"port{index}"
-    ip("-n", name, "link", "add", CARD, "type", "veth", "peer", "name", port, "netns", switch)
-    ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-    ip("-n", name, "addr", "add", f"{LAN}{index}/24", "dev", CARD)
-    ip("-n", name, "link", "set", CARD, "up")
+def plug_in(name: str, *, address: str, into: str, port: str, rate: str) -> None:
+    """Give a namespace a card with this address, and a cable to a `port` of the namespace `into`."""
+    ip("-n", name, "link", "add", CARD, "type", "veth", "peer", "name", port, "netns", into)
+    ip("-n", name, "addr", "add", f"{address}/24", "dev", CARD)
     ip("-n", name, "link", "set", "lo", "up")
-    for place, device in ((name, CARD), (switch, port)):
+    for place, device in ((name, CARD), (into, port)):
+        ip("-n", place, "link", "set", device, "up")
         limit_rate(place, device, rate)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bench.common import configure, options, report
+from bench.common import configure, options, report, run_text
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import loss_of
@@ -36,32 +36,16 @@ LONGER = (1.0, 1.5, 2.0)
 """Lengths of the runs of the fastest machine alone, as multiples of the crew's time."""
 HELD_OUT = 256
 
-RUN = """
-[run]
-seed = {seed}
-[data]
-folder = "{data}"
-[model]
-layers = 3
-heads = 4
-width = 128
-context = {length}
-[train]
-steps = {steps}
-batch_sequences = {batch}
-unit_sequences = 1
-precision = "fp32"
-[optim]
-kind = "{optim}"
-"""
+SHAPE = {"model.layers": 3, "model.heads": 4, "model.width": 128}
 
 
 class Play:
     """Model, optimizer and data of one run. `lanes`: the units of each lane in a step."""
 
     def __init__(self, data: Path, *, lanes: Sequence[int], steps: int, seed: int, length: int, optim: str) -> None:
-        text = RUN.format(seed=seed, data=data, length=length, steps=steps, batch=sum(lanes), optim=optim)
-        config = configure(text)
+        train = {"train.steps": steps, "train.batch_sequences": sum(lanes), "optim.kind": optim}
+        more = {"run.seed": seed, "data.folder": data, "model.context": length}
+        config = configure(run_text(SHAPE | train | more))
         self.lanes, self.steps = lanes, steps
         made = equip(config, make_task(config, data), device="cpu")
         self.task, self.model, self.recipe = made.task, made.model, made.recipe

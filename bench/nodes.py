@@ -2,11 +2,12 @@
 The benchmark writes commands to a process, one a line; the process answers each with a line of JSON."""
 
 import faulthandler
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,10 @@ def places(folder: Path, number: int, *, rate: str) -> Iterator[list[Place]]:
 
 
 class Node:
-    """The benchmark's handle of a process that runs `obey`. `program`: the module of `bench` that is started."""
+    """The benchmark's handle of a process that runs `obey`. `part`: module and class that it builds, MODULE:CLASS."""
 
-    def __init__(self, prefix: Sequence[str], *, program: str, **specification: Any) -> None:
-        command = [*prefix, sys.executable, "-m", program, json.dumps(specification)]
+    def __init__(self, prefix: Sequence[str], *, part: str, **specification: Any) -> None:
+        command = [*prefix, sys.executable, "-m", "bench.nodes", part, json.dumps(specification)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._usage = psutil.Process(self._process.pid)
 
@@ -99,15 +100,20 @@ class Node:
                 process.kill()
 
 
-def obey(make: Callable[..., Any]) -> None:
-    """Build an object with `make` from the JSON argument, say that it is ready, and obey the benchmark. Each line of
-    stdin names a method to call, until the benchmark closes stdin."""
+def obey(part: str, specification: str) -> None:
+    """Build an object from JSON, say that it is ready, and obey the benchmark. Each line of stdin names a method to
+    call, until the benchmark closes stdin."""
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     torch.set_num_threads(1)
     answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  open for as long as the process lives
     os.dup2(2, 1)
-    part = make(**json.loads(sys.argv[1]))
+    module, _, name = part.partition(":")
+    built = getattr(importlib.import_module(module), name)(**json.loads(specification))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(getattr(part, line.strip())() or {}), file=answers, flush=True)
-    part.close()
+        print(json.dumps(getattr(built, line.strip())() or {}), file=answers, flush=True)
+    built.close()
+
+
+if __name__ == "__main__":
+    obey(*sys.argv[1:])

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.common import configure
 from bench.lan import CARD
-from bench.nodes import PORT, obey
+from bench.nodes import PORT
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.model.task import loss_of
 from cuadrilla.sync.strategy import trainable
@@ -129,7 +129,3 @@ class Lighthouse:
 
     def close(self) -> None:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    obey(lambda **given: Lighthouse(**given) if "bind" in given else Rank(**given))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.common import options, report, timed, tokenizer_of
+from bench.common import options, percentile, report, timed, tokenizer_of
 from bench.generate import Theirs, random_model
 from cuadrilla.model.hf import save_hf
 from tests.serving import serving
@@ -89,11 +89,11 @@ async def _stream(http: aiohttp.ClientSession, prompt: list[int], new_tokens: in
 
 
 def percentiles(times: list[tuple[float, float]]) -> dict[str, float]:
-    found = {}
-    for name, seconds in zip(("first_token", "whole"), map(sorted, zip(*times, strict=True)), strict=True):
-        found[f"{name}_p50"] = statistics.median(seconds)
-        found[f"{name}_p99"] = seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))]
-    return found
+    return {
+        f"{name}_p{share}": percentile(seconds, share / 100)
+        for name, seconds in zip(("first_token", "whole"), zip(*times, strict=True), strict=True)
+        for share in (50, 99)
+    }
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import options, report, summary
+from bench.common import options, report, run_text, summary
 from bench.lan import can_shape, lan
 from bench.nodes import PORT, Place
 from cuadrilla.crew.bundle import code_hash
@@ -49,33 +49,21 @@ class Waiting:
 
 def task(): return Waiting()
 """
-RUN = """
-[task]
-kind = "file"
-path = "task.py:task"
-[train]
-steps = {steps}
-batch_sequences = {units}
-unit_sequences = 1
-pass_sequences = 1
-precision = "fp32"
-device = "cpu"
-threads = 1
-[optim]
-kind = "adamw"
-[sync]
-kind = "exact"
-[evaluate]
-every_tokens = 1_000_000_000_000
-sequences = 1
-"""
+RUN = {
+    "task.kind": "file",
+    "task.path": "task.py:task",
+    "train.pass_sequences": 1,
+    "train.device": "cpu",
+    "sync.kind": "exact",
+    "evaluate.sequences": 1,
+}
 
 
 def make_run(folder: Path, *, units: int, steps: int) -> RunDir:
     folder.mkdir()
     run = RunDir(folder)
     (folder / "task.py").write_text(TASK)
-    run.run_file.write_text(RUN.format(units=units, steps=steps))
+    run.run_file.write_text(run_text(RUN | {"train.batch_sequences": units, "train.steps": steps}))
     return run
 
 

@@ -39,7 +39,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.common import configure, options, report
+from bench.common import configure, options, report, run_text
 from bench.lan import bits_per_second, ceiling_bytes_per_second
 from bench.lanes import LONGER, times_longer
 from bench.nodes import PORT, Node, Place, places
@@ -50,30 +50,6 @@ from cuadrilla.train.setup import make_model, make_task
 from tests.commands import joined, wait_for
 from tests.machines import ended, invite, up
 
-RUN = """
-[run]
-seed = {seed}
-[data]
-folder = "{data}"
-[model]
-layers = {layers}
-heads = {heads}
-width = {width}
-context = {length}
-[train]
-steps = {steps}
-batch_sequences = {batch}
-unit_sequences = 1
-precision = "fp32"
-threads = 1
-[sync]
-kind = "exact"
-[evaluate]
-sequences = 256
-every_tokens = {every}
-[sample]
-tokens = 0
-"""
 NO_LIMIT = "10gbit"
 LAN_FLOPS = 46.5e12
 SETTLE = 3
@@ -109,9 +85,21 @@ class Race:
         return round(self.batch * max(self.cores) / sum(self.cores))
 
     def text(self, *, batch: int, steps: int) -> str:
-        every = math.ceil(batch * self.length * steps / EVALUATIONS)
-        settings = asdict(self) | {"batch": batch, "steps": steps, "every": every}
-        return RUN.format(**settings, heads=max(1, self.width // 32))
+        settings = {
+            "run.seed": self.seed,
+            "data.folder": self.data,
+            "model.layers": self.layers,
+            "model.heads": max(1, self.width // 32),
+            "model.width": self.width,
+            "model.context": self.length,
+            "train.steps": steps,
+            "train.batch_sequences": batch,
+            "optim.kind": "muon",
+            "sync.kind": "exact",
+            "evaluate.sequences": 256,
+            "evaluate.every_tokens": math.ceil(batch * self.length * steps / EVALUATIONS),
+        }
+        return run_text(settings)
 
     def num_weights(self) -> int:
         config = configure(self.text(batch=self.batch, steps=self.steps))
@@ -284,18 +272,19 @@ def peers(race: Race, kind: str, *, rate: str, steps: int, limited: bool = True)
     """Train DDP or torchft. `steps`: how many steps; the schedule is always that of the whole run."""
     with ground(race, rate=rate) as there, ExitStack() as stack:
 
-        def started(machine: Place, **specification: Any) -> Node:
-            node = Node(machine.prefix, program="bench.peers", **specification)
+        def started(part: str, machine: Place, **specification: Any) -> Node:
+            node = Node(machine.prefix, part=f"bench.peers:{part}", **specification)
             stack.callback(node.close)
             return node
 
         lighthouse = f"{there.lighthouse.address}:{PORT}"
         if kind == "torchft":
-            started(there.lighthouse, bind=lighthouse, replicas=len(there.machines)).answer()
+            started("Lighthouse", there.lighthouse, bind=lighthouse, replicas=len(there.machines)).answer()
         addresses, config = [each.address for each in there.machines], race.text(batch=race.batch, steps=race.steps)
         whole = {"config": config, "addresses": addresses, "lighthouse": f"http://{lighthouse}", "every": race.every}
         ranks = [
-            started(machine, kind=kind, rank=rank, steps=steps, **whole) for rank, machine in enumerate(there.machines)
+            started("Rank", machine, kind=kind, rank=rank, steps=steps, **whole)
+            for rank, machine in enumerate(there.machines)
         ]
         for node in ranks:
             node.answer()

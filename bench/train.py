@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench.common import configure, options, ratios, report, stories, summary, timed
+from bench.common import configure, options, ratios, report, run_text, stories, summary, timed
 from cuadrilla.config import PRESETS
 from cuadrilla.crew.local import run_local
 from cuadrilla.rundir import RunDir
@@ -28,29 +28,6 @@ SIZES = {  # vocabulary, context, sequences in a batch
     "mini": (8192, 512, 8),
     "small": (50_257, 512, 4),
 }
-
-RUN = """
-[data]
-folder = "data"
-[model]
-preset = "{size}"
-vocab = {vocab}
-context = {context}
-[train]
-steps = {steps}
-batch_sequences = {batch}
-unit_sequences = {batch}
-threads = {threads}
-[optim]
-kind = "adamw"
-[checkpoint]
-every_seconds = 0
-[evaluate]
-every_tokens = 1_000_000_000_000
-sequences = 1
-[sample]
-tokens = 0
-"""
 
 
 class TransformersLoop:
@@ -95,7 +72,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stories(folder / "data", number=2000)
-        config = configure(RUN.format(vocab=vocab, context=context, batch=batch, **vars(given)))
+        model = {"model.preset": given.size, "model.vocab": vocab, "model.context": context}
+        length = {"train.steps": given.steps, "train.batch_sequences": batch, "train.unit_sequences": batch}
+        as_usual = {"train.threads": given.threads, "train.precision": "auto", "checkpoint.every_seconds": 0}
+        evaluate = {"data.folder": "data", "evaluate.sequences": 1}
+        config = configure(run_text(model | length | as_usual | evaluate))
         run_local(assemble(config, RunDir(folder), task=make_task(config, folder), sinks=[turns]))
     ours, theirs = turns.ours[2:], turns.theirs[2:]
     tokens = batch * context

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import limits, nat
+from bench import limits
 from bench.lan import Member, lan, limit_rate
 from bench.limits import CGROUP, shared
+from tests import nat
 
 RATE = "400mbit"
 

@@ -22,14 +22,13 @@ NEEDS = {"train": "transformers", "generate": "transformers", "serve": "transfor
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
+    "faults": "--faults 1 --minutes 0.05",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
-    "goodput": "--minutes 1 --seconds 3",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
     "lanes": "DATA --steps 3 --seeds 1 --speeds 2 1 --length 16 --windows 2",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "prepare": "TEXTS --rounds 1 --processes 1",
-    "recovery": "--faults 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "throughput": "--unit-ms 5 10 --units 8 --steps 1 --repeats 1 --rate 0",
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 1.6 0.8 --batch 6 --length 16 --layers 1 --width 32 "
@@ -93,8 +92,8 @@ def test_it_measures(
         pytest.skip("Chromium is not installed: apt install chromium")
     if name == "scale":
         monkeypatch.setattr("bench.scale.WARM_UP", 2)
-    if name == "goodput":
-        monkeypatch.setattr("bench.goodput.CORES", 1.0)
+    if name == "faults":
+        monkeypatch.setattr("bench.faults.CORES", 1.0)
     if name in ("lanes", "time_to_loss"):
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "DATA": str(tmp_path / "data")}

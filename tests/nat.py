@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.lan import CARD, Member, ip, limit_rate
+from bench.lan import CARD, Member, ip, plug_in
 
 INSIDE = "172.30."
 
@@ -23,24 +23,13 @@ def hidden(router: Member, num_members: int, *, rate: str) -> Iterator[list[Memb
         for index, name in enumerate(names, start=1):
             ip("netns", "add", name)
             made.append(name)
-            _plug_in(name, router=router.namespace, index=index, rate=rate)
+            plug_in(name, address=f"{INSIDE}{index}.2", into=router.namespace, port=f"inside{index}", rate=rate)
+            ip("-n", router.namespace, "addr", "add", f"{INSIDE}{index}.1/24", "dev", f"inside{index}")
+            ip("-n", name, "route", "add", "default", "via", f"{INSIDE}{index}.1")
         yield [Member(f"{INSIDE}{i}.2", ("ip", "netns", "exec", name)) for i, name in enumerate(names, start=1)]
     finally:
         for name in made:
             ip("netns", "del", name)
-
-
-def _plug_in(name: str, *, router: str, index: int, rate: str) -> None:
-    port = f"inside{index}"
-    ip("-n", name, "link", "add", CARD, "type", "veth", "peer", "name", port, "netns", router)
-    ip("-n", router, "addr", "add", f"{INSIDE}{index}.1/24", "dev", port)
-    ip("-n", router, "link", "set", port, "up")
-    ip("-n", name, "addr", "add", f"{INSIDE}{index}.2/24", "dev", CARD)
-    ip("-n", name, "link", "set", CARD, "up")
-    ip("-n", name, "link", "set", "lo", "up")
-    ip("-n", name, "route", "add", "default", "via", f"{INSIDE}{index}.1")
-    for place, device in ((name, CARD), (router, port)):
-        limit_rate(place, device, rate)
 
 
 def masquerade(router: Member) -> None:
