@@ -37,7 +37,7 @@ def published(tmp_path: Path) -> Path:
     tokenizer.save(tmp_path / "tokenizer.json")
     torch.manual_seed(5)
     model = GPT2(GPT2Config(vocab_size=307, context=24, layers=1, heads=2, width=12))
-    save_hf(model, tmp_path / "published", tokenizer_path=tmp_path / "tokenizer.json")
+    save_hf(model, tmp_path / "published", tokenizer=tokenizer)
     return tmp_path / "published"
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_plain_about_it_stays_so(published: Path, tmp_path: Path) ->
         vocab_size=307, context=24, layers=1, heads=2, width=12, inner=20, exact_gelu=True, epsilon=1e-6,
         scale_attention=False, scale_by_layer=True, tied=False,
     )  # fmt: skip
-    save_hf(GPT2(peculiar), published, tokenizer_path=published / "tokenizer.json")
+    save_hf(GPT2(peculiar), published, tokenizer=Tokenizer.load(published / "tokenizer.json"))
     run = RunDir(tmp_path / "run")
     import_model(published, to=run.path)
     assert torch.equal(
