@@ -55,7 +55,7 @@ def decided(folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]) 
 def test_windows_are_considered_only_where_steps_cross_a_network(
     tmp_path: Path, engine: Mapping[str, Any], kind: str
 ) -> None:
-    assert decided(tmp_path / "run", {"engine": engine}, {}).sync.kind == kind
+    assert decided(tmp_path / "run", {**SETTINGS, "engine": engine}, {}).sync.kind == kind
 
 
 def test_the_rules() -> None:
@@ -122,7 +122,7 @@ def test_batch_and_context_follow_the_length_of_the_run_which_keeps_them(folder:
         if line
     }
     assert shown["model.context"] == ["128", "a", "run", "of", "4,000", "tokens"]
-    assert shown["train.batch_sequences"] == ["8", "1,024", "tokens", "a", "step,", "of", "4,000"]
+    assert shown["train.batch_sequences"] == ["8", "steps", "of", "1,024", "tokens,", "in", "a", "run", "of", "4,000"]
     assert shown["train.unit_sequences"][0] == "1"
     done = command("train", path, "--stop-at", "2")
     assert "train.batch_sequences" not in done.stderr

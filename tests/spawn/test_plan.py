@@ -54,8 +54,8 @@ def test_the_practice_crew_of_the_run_file_in_words(run: RunDir) -> None:
 
 def test_auto_takes_to_windows_on_a_slow_line(run: RunDir) -> None:
     done = cuadrilla("train", str(run.path), "--practice", "1.0,0.5@2mbit", "--set", "train.steps=60", code=0)
-    assert "in windows where that trains sooner" in done.stderr
-    assert "by itself, then a merge" in done.stderr
+    assert "after several where that is faster" in done.stderr
+    assert "by itself before a merge" in done.stderr
     rows = list(read_jsonl(run.metrics))
     assert rows[0].get("steps", 1) == 1
     assert max(row.get("steps", 1) for row in rows) > 1

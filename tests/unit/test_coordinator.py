@@ -87,7 +87,7 @@ def test_all_devices_of_a_node_answer_for_each_of_them() -> None:
     crew.evicted.clear()
     for name in ("mala/xpu:7", "mala"):
         crew.join(name)
-    assert all("left out" in refused.message.reason for refused in crew.evicted)
+    assert all("excluded" in refused.message.reason for refused in crew.evicted)
     assert [refused.worker for refused in crew.evicted] == ["mala/xpu:7", "mala"]
     crew.join("malacara")
     assert "malacara" in crew.machine.crew.members
