@@ -280,7 +280,7 @@ def in_our_words(problem: ErrorDetails) -> str:
 
 
 def _variants() -> dict[str, tuple[type[Section], ...]]:
-    """The variants of each section that has several, told apart by `kind`."""
+    """The variants of each section that has several, distinguished by `kind`."""
     found = {name: typing.get_args(field.annotation) for name, field in Config.model_fields.items()}
     return {name: variants for name, variants in found.items() if isinstance(next(iter(variants), None), type)}
 

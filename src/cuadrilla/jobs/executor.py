@@ -96,7 +96,7 @@ def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.
             again = ended.lost and losses[ended.job].allow()
             work.ended(replace(ended, reason="") if again else ended)
             if not again:
-                del losses[ended.job]
+                losses.pop(ended.job, None)
 
     def preempt(jobs: Iterable[str]) -> None:
         for job in jobs:

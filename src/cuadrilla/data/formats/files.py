@@ -1,4 +1,4 @@
-"""The form of a file, told by its name, and its unpacked bytes, or those of an archive's members one after the other.
+"""The form of a file, known by its name, and its unpacked bytes, or those of an archive's members one after the other.
 
 Nothing is ever extracted to disk. A member's name is only a label, never a path that is opened. Reading a damaged file
 raises the libraries' own errors (`DAMAGE`).
