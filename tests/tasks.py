@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.model.task import TaskDefaults
 
@@ -27,6 +28,11 @@ class Examples:
 
     def __getitem__(self, index: int) -> Mapping[str, np.ndarray]:
         return {"x": self.x[index], "y": self.y[index], "count": self.count[index : index + 1]}
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class RaggedRegression:

@@ -105,7 +105,7 @@ class ModelSection(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
     """Recompute activations of the model's blocks in the backward pass: less memory, about 30 % more time, the same
-    result. Also for a model of your own: see docs/tasks.md."""
+    result."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:

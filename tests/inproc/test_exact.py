@@ -20,7 +20,7 @@ from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
 from tests.faults import Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.sessions import FP32, SOME_LEASE, ConstantGradient, answer, answer_of, recipe_of, worker_half
-from tests.tasks import FrozenBeginning, HugeExamples, RaggedRegression, Rescaled
+from tests.tasks import Checkpointed, FrozenBeginning, HugeExamples, RaggedRegression, Rescaled
 
 STRICT = "sync.strict=true"
 ADAMW = 'optim.kind="adamw"'
@@ -65,14 +65,24 @@ class Deep(RaggedRegression):
         middle = [
             nn.Sequential(nn.Linear(self.width, self.width), nn.GELU(), nn.Dropout(self.dropout)) for _ in range(3)
         ]
-        return nn.Sequential(nn.Linear(12, self.width), nn.Sequential(*middle), nn.Linear(self.width, 1))
+        return nn.Sequential(nn.Linear(12, self.width), self.blocks(*middle), nn.Linear(self.width, 1))
+
+    def blocks(self, *blocks: nn.Module) -> nn.Module:
+        return nn.Sequential(*blocks)
+
+
+class Thrifty(Deep):
+    """The same task, with gradient checkpointing of its own."""
+
+    def blocks(self, *blocks: nn.Module) -> nn.Module:
+        return Checkpointed(*blocks)
 
 
 def test_strict_has_the_same_bits_with_dropout_and_gradient_checkpointing(tmp_path: Path) -> None:
     """The random numbers of a pass do not depend on the worker, and are the same when activations are recomputed."""
     for crew, speeds in UNEQUAL.items():
-        thrifty = () if crew == "one" else ("model.gradient_checkpointing=true",)
-        execute(tmp_path / crew, Deep(dropout=0.3), STRICT, *thrifty, workers(speeds))
+        task = Deep if crew == "one" else Thrifty
+        execute(tmp_path / crew, task(dropout=0.3), STRICT, workers(speeds))
     assert len({final_sha256(tmp_path / crew) for crew in UNEQUAL}) == 1
 
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from cuadrilla.model import kernels
-from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 
 ODD_VOCABULARY = 1003
@@ -146,6 +145,18 @@ def test_initial_weights_have_gpt2s_spread() -> None:
     assert block.ln_1.weight.unique().tolist() == [1.0]
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_recomputed_activations_give_the_same_bits(dropout: float) -> None:
+    found = []
+    for recompute in (False, True):
+        model = tiny(dropout=dropout)
+        model.recompute = recompute
+        torch.manual_seed(3)
+        loss = model.loss(*batch())
+        found.append({"loss": loss.detach(), **gradients(model, loss)})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 # Dynamo does itself what torch warns of: it instantiates `autograd.Function` and looks at `.grad` of activations.
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
@@ -156,8 +167,7 @@ def test_compiled_blocks_compute_the_same(dtype: torch.dtype, thrifty: bool) -> 
     ids, targets = batch()
     plain, compiled = tiny(), tiny()
     plain.compute_dtype = compiled.compute_dtype = dtype
-    if thrifty:
-        recompute(blocks_of(compiled))
+    compiled.recompute = thrifty
     for block in compiled.transformer.h:
         block.compile(backend="aot_eager")
     expected, found = plain.loss(ids, targets), compiled.loss(ids, targets)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.errors import TaskError
 from cuadrilla.sync.exact import Exact, ExactWorker
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics
 from cuadrilla.sync.strategy import Sums
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
+from tests.tasks import Checkpointed
 
 
 def units(count: int, *, seed: int = 0) -> list[Tensor]:
@@ -84,11 +84,6 @@ def test_several_calls_in_a_pass_count_as_their_mean_and_no_call_as_nothing() ->
     assert model.idle.running_mean.tolist() == [0, 0]
     assert model.frozen.running_mean.tolist() == [7, 7]
     assert int(model.idle.num_batches_tracked) == int(model.frozen.num_batches_tracked) == 0
-
-
-class Checkpointed(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 def test_gradient_checkpointing_measures_the_same() -> None:

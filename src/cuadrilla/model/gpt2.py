@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cuadrilla.model.kernels import (
     SoftTargets,
@@ -163,9 +164,14 @@ class Transformer(nn.Module):
 
 
 class GPT2(nn.Module):
-    """A new model is on the CPU in fp32. `compute_dtype` is the dtype in which forward and backward passes compute."""
+    """A new model is on the CPU in fp32. `compute_dtype` is the dtype in which forward and backward passes compute.
+
+    `recompute`: gradient checkpointing. The backward pass computes the activations of each block again, from its input
+    and with the same random numbers, so the bits stay the same.
+    """
 
     compute_dtype: torch.dtype = torch.float32
+    recompute = False
     onednn = True
 
     def __init__(self, config: GPT2Config) -> None:
@@ -242,5 +248,6 @@ class GPT2(nn.Module):
         x_BTC = (token_BTC + position_TC).to(self.compute_dtype)
         x_BTC = F.dropout(x_BTC, self.config.dropout, self.training)
         for block in self.transformer.h:
-            x_BTC = block(x_BTC, attend)
+            again = self.recompute and torch.is_grad_enabled()
+            x_BTC = checkpoint(block, x_BTC, attend, use_reentrant=False) if again else block(x_BTC, attend)
         return self.transformer.ln_f(x_BTC), head_VC

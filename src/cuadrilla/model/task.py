@@ -23,15 +23,11 @@ class TaskDefaults:
 
     `not_matrices`: names, or beginnings of names, of two-dimensional parameters that AdamW trains instead of Muon:
     embeddings and the output layer.
-
-    `blocks`: names of the modules that gradient checkpointing recomputes, each as a whole. A ModuleList stands for its
-    members. If no name is given, `blocks.py` finds the blocks.
     """
 
     length: int
     max_length: int | None = None
     not_matrices: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
 
     @property
     def counted(self) -> str:

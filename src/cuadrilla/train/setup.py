@@ -21,7 +21,6 @@ from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model import language
-from cuadrilla.model.blocks import blocks_of, recompute
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.language import not_training
@@ -141,7 +140,10 @@ def equip(
     place = choose_device(device or config.train.device)
     model, precision = make_model(task, seed=config.run.seed), choose_precision(config.train.precision, device=place)
     if config.model.gradient_checkpointing:
-        recompute(blocks_of(model, named=task.defaults.blocks))
+        if not isinstance(model, GPT2):
+            hint = "call torch.utils.checkpoint.checkpoint in the model's forward: docs/tasks.md"
+            raise ConfigError("model.gradient_checkpointing is for the built-in GPT-2", hint=hint)
+        model.recompute = True
     precision.apply(model)
     length = measure_length(config, task)
     recipe = make_recipe(config, task=task, length=length, precision=precision)
