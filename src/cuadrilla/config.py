@@ -90,18 +90,8 @@ class ModelSection(Section):
     init: str = ""
     """A folder in Hugging Face's layout, relative to the run file, whose weights a new run begins with (empty: random
     weights from the seed). `cuadrilla import` writes one."""
-    inner: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """The MLP's inner width (0: four times the model's); this key and the five below are for imported models."""
     exact_gelu: bool = False
-    """Compute GELU with the error function instead of tanh."""
-    epsilon: Annotated[float, Field(gt=0, le=0.1)] = 1e-5
-    """Added to the variance in layer norms."""
-    scale_attention: bool = True
-    """Divide attention scores by the square root of a head's width."""
-    scale_by_layer: bool = False
-    """Also divide attention scores by the number of the layer, counted from 1."""
-    tied: bool = True
-    """The output head uses the weights of the embedding."""
+    """Compute GELU with the error function instead of tanh, as some imported models do."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gradient_checkpointing: bool = False
     """Recompute activations of the model's blocks in the backward pass: less memory, about 30 % more time, the same

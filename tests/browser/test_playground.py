@@ -44,9 +44,9 @@ HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1
 
 
 def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
-    """An untrained model that generates only whole words of ASCII: the head's rows of other tokens are 0."""
+    """An untrained model that generates only whole words of ASCII: the embedding's rows of other tokens are 0."""
     torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=16, tied=False)
+    config = GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=16)
     model = GPT2(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,7 +54,7 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
         for token in range(tokenizer.vocab_size):
             word = tokenizer.decode([token])
             if not (len(word) > 1 and word.isascii() and word.strip().isalpha()):
-                model.head.weight[token] = 0
+                model.transformer.wte.weight[token] = 0
     precision = choose_precision("fp32", device=CPU)
     path = Path("tokenizer.json")  # not read
     return LanguageModel(model=model, tokenizer=tokenizer, tokenizer_path=path, device=CPU, precision=precision)

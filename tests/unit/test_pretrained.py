@@ -1,4 +1,4 @@
-"""Published models: old tokenizers, weights in one file, in parts or in a pickle; what is refused and why."""
+"""Published models: old tokenizers, weights in safetensors or in a pickle; what is refused and why."""
 
 import json
 import os
@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_json
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.hf import load_hf, save_hf, state_to_hf
+from cuadrilla.model.hf import save_hf, state_to_hf
 from cuadrilla.model.pretrained import ORIGIN, find_weights, read_pretrained, save_pretrained
-from cuadrilla.model.weights import INDEX, WEIGHTS, weights_in
+from cuadrilla.model.weights import WEIGHTS
 
 TEXT = "  ¿Qué come la niña?\n\nPan — 🙂 <|endoftext|> "
-FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 EMBEDDING = "transformer.wte.weight"
 
 
@@ -34,18 +32,6 @@ def published(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     model = GPT2(GPT2Config(vocab_size=tokenizer.vocab_size + 5, context=8, layers=1, heads=2, width=12))
     save_hf(model, folder, tokenizer=tokenizer)
     return folder
-
-
-@pytest.fixture
-def parts(published: Path) -> Path:
-    """The same model in two files: the embedding in the first one, all else in the second one."""
-    tensors = safetensors.torch.load_file(published / WEIGHTS)
-    (published / WEIGHTS).unlink()
-    safetensors.torch.save_file({EMBEDDING: tensors.pop(EMBEDDING)}, published / FIRST)
-    safetensors.torch.save_file(tensors, published / SECOND)
-    places = {EMBEDDING: FIRST, **dict.fromkeys(tensors, SECOND)}
-    (published / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": places}))
-    return published
 
 
 def same(one: GPT2, other: GPT2) -> bool:
@@ -116,63 +102,18 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_refused(published: Path) -> N
         read_pretrained(published, trust=False)
 
 
-def test_weights_are_found_beside_other_things() -> None:
-    tensors = {"a": torch.ones(1)}
-    assert weights_in({**tensors, "epoch": 3}) == tensors
-    assert weights_in({"epoch": 3, "model": tensors, "optimizer": {"state": {0: torch.ones(2)}}}) == tensors
-    for empty in ({}, {"epoch": 3}, [torch.ones(1)], {0: torch.ones(1)}):
-        with pytest.raises(ValueError, match="no named tensors"):
-            weights_in(empty)
-
-
-def test_parts_are_read_as_the_whole(published: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    whole = read_pretrained(published, trust=False).model
-    folder: Path = request.getfixturevalue("parts")
-    assert same(read_pretrained(folder / INDEX, trust=False).model, whole)
-    save_pretrained(read_pretrained(folder, trust=False), tmp_path / "kept")
-    assert same(load_hf(tmp_path / "kept"), whole)
-    origin = json.loads((tmp_path / "kept" / ORIGIN).read_text())
-    assert origin["name"] == f"published/{INDEX}"
-    safetensors.torch.save_file(safetensors.torch.load_file(folder / FIRST), folder / FIRST, metadata={"other": "x"})
-    save_pretrained(read_pretrained(folder, trust=False), tmp_path / "again")
-    assert json.loads((tmp_path / "again" / ORIGIN).read_text())["sha256"] != origin["sha256"]
-
-
-def test_the_parts_of_transformers_are_read(parts: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(parts)
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="5KB")
-    assert len(list((tmp_path / "theirs").glob("model-*-of-*.safetensors"))) > 1
-    assert same(load_hf(tmp_path / "theirs"), load_hf(parts))
-
-
-def test_missing_parts_are_named_and_a_whole_file_comes_first(parts: Path) -> None:
-    (parts / SECOND).unlink()
-    with pytest.raises(CheckpointError, match=f"{SECOND} does not exist") as caught:
-        read_pretrained(parts, trust=False)
-    assert caught.value.hint
-    (parts / WEIGHTS).write_bytes(b"broken")
-    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
-        load_hf(parts)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"weight_map": []}'])
-def test_a_broken_index_is_refused(parts: Path, content: str) -> None:
-    (parts / INDEX).write_text(content)
-    with pytest.raises(CheckpointError, match="is not an index") as caught:
-        load_hf(parts)
-    assert len(caught.value.message.splitlines()) == 1
-
-
 def test_a_torch_file_gives_the_weights_of_its_safetensors(published: Path) -> None:
     expected = read_pretrained(published, trust=False).model
     state = state_to_hf(expected.state_dict())
-    torch.save({"epoch": 3, "model": {**state, "lm_head.weight": state[EMBEDDING]}}, published / "checkpoint.pt")
+    torch.save({"epoch": 3, **state, "lm_head.weight": state[EMBEDDING]}, published / "checkpoint.pt")
     assert same(read_pretrained(published / "checkpoint.pt", trust=True).model, expected)
     (published / "bad.pt").write_bytes(b"PK\x03\x04" + bytes(60))
-    with pytest.raises(CheckpointError, match=r"bad\.pt cannot be read") as caught:
-        read_pretrained(published / "bad.pt", trust=True)
-    assert caught.value.hint
+    torch.save([1, 2], published / "list.pt")
+    torch.save({"epoch": 3}, published / "empty.pt")
+    for name in ("bad.pt", "list.pt", "empty.pt"):
+        with pytest.raises(CheckpointError, match=rf"{name} cannot be read") as caught:
+            read_pretrained(published / name, trust=True)
+        assert caught.value.hint
 
 
 class Trap:

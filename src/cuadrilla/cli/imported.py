@@ -9,7 +9,7 @@ import tomli_w
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.config import SCHEMA, ModelSection
+from cuadrilla.config import SCHEMA
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import storage_errors, typed, write_json
 from cuadrilla.runfile import dump, make_run, read_run_file, seen_from
@@ -74,12 +74,11 @@ def import_model(
 def continuing_run_file(shape: "GPT2Config", *, data: str) -> str:
     """A run file that continues training a model of these sizes."""
     sizes = {name: getattr(shape, name) for name in ("layers", "heads", "width", "context")}
-    names = ("inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied")
-    peculiar = {name: getattr(shape, name) for name in names if getattr(shape, name) != getattr(ModelSection(), name)}
+    gelu = {"exact_gelu": True} if shape.exact_gelu else {}
     sections = {
         "schema": SCHEMA,
         "data": {"folder": data.replace("\\", "/")},
-        "model": {"init": MODEL_FOLDER, **sizes, "vocab": shape.vocab_size, **peculiar},
+        "model": {"init": MODEL_FOLDER, **sizes, "vocab": shape.vocab_size, **gelu},
         "train": {"epochs": 1.0, "batch_sequences": 32, "unit_sequences": 8},
         "optim": {"kind": "adamw", "lr": 0.0001},
         "schedule": {"warmup": 0.05, "cooldown": 0.6},

@@ -90,12 +90,12 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
     if not config.model.init:
         return without
     begins_from = folder / config.model.init
-    held = weights.weights_of(begins_from)
+    held = begins_from / weights.WEIGHTS
     if not held.is_file() and not goes_on:
         raise CheckpointError("{path} does not exist", path=held, hint=weights.NAME_FOLDER)
-    files = [begins_from / "config.json", begins_from / TOKENIZER, *(weights.files_of(held) if held.is_file() else [])]
+    files = [begins_from / "config.json", begins_from / TOKENIZER, held]
     where = RunDir(folder).initial.name
-    found = {f"{where}/{path.name}": (path, file_sha256(path)) for path in {held, *files} if path.is_file()}
+    found = {f"{where}/{path.name}": (path, file_sha256(path)) for path in files if path.is_file()}
     return replace(without, files={**without.files, **found})
 
 

@@ -1,7 +1,7 @@
 """Write a GPT-2 as one GGUF file, for llama.cpp and programs built on it.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. llama.cpp's architecture `gpt2` reads linear weights
-as (out, in), like ours, so nothing is transposed (`hf.py` transposes for transformers). A tied head is not stored,
+as (out, in), like ours, so nothing is transposed (`hf.py` transposes for transformers). The head is not stored,
 because llama.cpp then uses the embedding. The file is complete or absent. A tokenizer that llama.cpp would split
 differently is refused: the token ids would silently be wrong.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError, EnvironmentProblem
-from cuadrilla.model.gpt2 import GPT2, INNER, GPT2Config
+from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.hf import require_rows
 from cuadrilla.model.weights import replacing
 
@@ -46,10 +46,8 @@ def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, abo
         raise EnvironmentProblem("the package gguf is not installed", hint='pip install "cuadrilla[export]"') from error
 
     config = model.config
-    if config.exact_gelu or config.scale_by_layer or not config.scale_attention:
-        raise CheckpointError(
-            "GGUF cannot express this model: it has exact GELU, or attention that is scaled otherwise", hint=HINT
-        )
+    if config.exact_gelu:
+        raise CheckpointError("GGUF cannot express this model: it has exact GELU", hint=HINT)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.layers)
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT2])
@@ -76,9 +74,9 @@ def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> N
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.layers)
-    writer.add_feed_forward_length(config.inner or INNER * config.width)
+    writer.add_feed_forward_length(INNER * config.width)
     writer.add_head_count(config.heads)
-    writer.add_layer_norm_eps(config.epsilon)
+    writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
 
 
 def _add_vocabulary(writer: "GGUFWriter", path: Path, *, num_rows: int) -> None:

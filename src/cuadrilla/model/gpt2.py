@@ -1,5 +1,5 @@
 """GPT-2, exactly, in one file: pre-LN blocks, learned positions, tanh-GELU, biases, the head tied to the embedding.
-`GPT2Config` also has the variants of published GPT-2s: inner width, exact GELU, epsilon, attention scale, untied head.
+`GPT2Config` also has the exact GELU of some published GPT-2s.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Parameters have Hugging Face's names, but
 linear weights are (out, in); `hf.py` transposes them. The vocabulary may have any size.
@@ -33,8 +33,8 @@ from cuadrilla.model.kernels import (
     linear,
 )
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""Attention with a KV cache (`inference.py`): takes layer, queries, keys, values (each `(B, H, T, D)`), score scale."""
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention with a KV cache (`inference.py`): takes layer, queries, keys and values, each `(B, H, T, D)`."""
 LAYER_NORM_EPSILON = 1e-5
 INNER = 4
 """The MLP's inner width, as a multiple of the model's width."""
@@ -48,16 +48,8 @@ class GPT2Config:
     heads: int
     width: int
     dropout: float = 0.0
-    inner: int = 0
-    """Inner width of the MLP (0: four times `width`)."""
     exact_gelu: bool = False
-    epsilon: float = LAYER_NORM_EPSILON
-    scale_attention: bool = True
-    """Divide the attention scores by sqrt(D)."""
-    scale_by_layer: bool = False
-    """Also divide the scores by the layer's number, counted from 1."""
-    tied: bool = True
-    """The head uses the weights of the token embedding."""
+    """GELU with the error function instead of tanh."""
 
     def __post_init__(self) -> None:
         assert self.width % self.heads == 0, f"width {self.width} is not divisible by {self.heads} heads"
@@ -80,15 +72,14 @@ class LayerNorm(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.epsilon = config.epsilon
         self.weight = nn.Parameter(torch.empty(config.width))
         self.bias = nn.Parameter(torch.empty(config.width))
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if x.device.type == "cpu":
-            return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
-        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), self.epsilon)
+            return F.layer_norm(x, weight.shape, weight, bias, LAYER_NORM_EPSILON)
+        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), LAYER_NORM_EPSILON)
 
 
 class Embedding(nn.Module):
@@ -101,8 +92,6 @@ class Attention(nn.Module):
     def __init__(self, config: GPT2Config, *, layer: int) -> None:
         super().__init__()
         self.layer, self.heads, self.dropout = layer, config.heads, config.dropout
-        self.scale = (config.width // config.heads) ** -0.5 if config.scale_attention else 1.0
-        self.scale /= layer + 1 if config.scale_by_layer else 1
         self.c_attn = Linear(config.width, 3 * config.width)
         self.c_proj = Linear(config.width, config.width)
 
@@ -113,13 +102,11 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         if attend is not None:
-            y_BHTD = attend(self.layer, q_BHTD, k_BHTD, v_BHTD, self.scale)
+            y_BHTD = attend(self.layer, q_BHTD, k_BHTD, v_BHTD)
         elif x_BTC.device.type == "cpu" and x_BTC.dtype == torch.bfloat16 and not dropout:
-            y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD, scale=self.scale)
+            y_BHTD = attend_in_blocks(q_BHTD, k_BHTD, v_BHTD)
         else:
-            y_BHTD = F.scaled_dot_product_attention(
-                q_BHTD, k_BHTD, v_BHTD, is_causal=True, dropout_p=dropout, scale=self.scale
-            )
+            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True, dropout_p=dropout)
         y_BTC: Tensor = self.c_proj(y_BHTD.transpose(1, 2).flatten(2))
         return F.dropout(y_BTC, self.dropout, self.training)
 
@@ -129,9 +116,8 @@ class MLP(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.approximate = "none" if config.exact_gelu else "tanh"
-        inner = config.inner or INNER * config.width
-        self.c_fc = Linear(config.width, inner)
-        self.c_proj = Linear(inner, config.width)
+        self.c_fc = Linear(config.width, INNER * config.width)
+        self.c_proj = Linear(INNER * config.width, config.width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         y_BTC: Tensor = self.c_proj(F.gelu(self.c_fc(x_BTC), approximate=self.approximate))
@@ -178,8 +164,6 @@ class GPT2(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
-        if not config.tied:
-            self.lm_head = Embedding(config.vocab_size, config.width)
         if not self.transformer.wte.weight.is_meta:
             self.initialize()
 
@@ -227,11 +211,6 @@ class GPT2(nn.Module):
         losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn)
         return losses_N.view(targets_BT.shape)
 
-    @property
-    def head(self) -> Embedding:
-        """The matrix that makes logits of hidden states: the token embedding if `tied`, else a separate one."""
-        return self.transformer.wte if self.config.tied else self.lm_head
-
     def read(
         self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, attend: Attend | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -239,10 +218,7 @@ class GPT2(nn.Module):
 
         By default positions count from 0 and attention is causal. A KV cache gives its own `positions_BT` and `attend`.
         """
-        if self.config.tied:
-            token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
-        else:
-            token_BTC, head_VC = F.embedding(ids_BT, self.transformer.wte.weight), self.lm_head.weight
+        token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
         wpe_TC = self.transformer.wpe.weight
         position_TC = wpe_TC[: ids_BT.shape[1]] if positions_BT is None else F.embedding(positions_BT, wpe_TC)
         x_BTC = (token_BTC + position_TC).to(self.compute_dtype)

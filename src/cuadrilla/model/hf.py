@@ -24,7 +24,7 @@ from torch import Tensor
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
-from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors, replacing, weights_of
+from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors, replacing
 from cuadrilla.rundir import write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -33,8 +33,6 @@ MAX_REASON = 500
 
 _NAMES = {
     "vocab_size": "vocab_size", "context": "n_positions", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
-    "epsilon": "layer_norm_epsilon", "scale_attention": "scale_attn_weights",
-    "scale_by_layer": "scale_attn_by_inverse_layer_idx", "tied": "tie_word_embeddings",
 }  # fmt: skip
 """Fields of `GPT2Config`, and their names in config.json."""
 _TRANSPOSED = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
@@ -56,30 +54,32 @@ class Configuration(BaseModel):
     n_layer: Size
     n_head: Size
     n_embd: Size
-    n_inner: Size | None = None
+    n_inner: int | None = None
     activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "gelu_python"] = "gelu_new"
-    layer_norm_epsilon: Annotated[float, Field(gt=0, le=0.1)] = LAYER_NORM_EPSILON
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    tie_word_embeddings: bool = True
+    layer_norm_epsilon: Annotated[float, Field(ge=LAYER_NORM_EPSILON, le=LAYER_NORM_EPSILON)] = LAYER_NORM_EPSILON
+    scale_attn_weights: Literal[True] = True
+    scale_attn_by_inverse_layer_idx: Literal[False] = False
+    tie_word_embeddings: Literal[True] = True
     add_cross_attention: Literal[False] = False
 
     @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> "Configuration":
+    def _widths_fit(self) -> "Configuration":
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}")
+        if self.n_inner not in (None, INNER * self.n_embd):
+            raise ValueError(f"n_inner {self.n_inner} is not {INNER} times n_embd {self.n_embd}")
         return self
 
 
 def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
     """The model in a folder, on the CPU in fp32. `weights` may name another file or pickle. Raises CheckpointError."""
     config = config_from_hf(_read_json(folder / "config.json"), name=str(folder / "config.json"))
-    path = weights or weights_of(folder)
+    path = weights or folder / WEIGHTS
     tensors = read_pickled(path) if path.suffix in PICKLES else read_tensors(path)
     with torch.device("meta"):
         model = GPT2(config)
     try:
-        model.load_state_dict(state_from_hf(tensors, tied=config.tied), assign=True)
+        model.load_state_dict(state_from_hf(tensors), assign=True)
     except RuntimeError as error:
         raise CheckpointError(
             "{path} does not fit its config.json: {reason}",
@@ -116,21 +116,21 @@ def require_rows(tokenizer: Tokenizer, *, rows: int) -> None:
 
 
 def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our parameters in transformers' layout: fp32 on the CPU, contiguous, without a tied head."""
+    """Our parameters in transformers' layout: fp32 on the CPU, contiguous, without the tied head."""
     return {
         name: (value.t() if _TRANSPOSED.search(name) else value).detach().to("cpu", torch.float32).contiguous()
         for name, value in state.items()
     }
 
 
-def state_from_hf(tensors: Mapping[str, Tensor], *, tied: bool = True) -> dict[str, Tensor]:
-    """transformers' parameters in our layout, in fp32. Names may lack the prefix `transformer.`. With `tied`, a stored
-    head is ignored, as transformers does."""
+def state_from_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """transformers' parameters in our layout, in fp32. Names may lack the prefix `transformer.`. A stored head is
+    ignored, as transformers does where it is tied to the embedding."""
     named = {key if key.startswith((PREFIX, "lm_head.")) else PREFIX + key: value for key, value in tensors.items()}
     return {
         key: (value.t() if _TRANSPOSED.search(key) and value.dim() == 2 else value).float().contiguous()
         for key, value in named.items()
-        if not _BUFFER.search(key) and not (tied and key == "lm_head.weight")
+        if not _BUFFER.search(key) and key != "lm_head.weight"
     }
 
 
@@ -148,7 +148,6 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
         ) from error
     return GPT2Config(
         **{ours: getattr(found, theirs) for ours, theirs in _NAMES.items()},
-        inner=0 if found.n_inner in (None, INNER * found.n_embd) else found.n_inner,
         exact_gelu=found.activation_function in _EXACT_GELU,
     )
 
@@ -159,7 +158,8 @@ def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, An
         "model_type": "gpt2",
         **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
         "n_ctx": config.context,
-        "n_inner": config.inner or None,
+        "n_inner": None,
+        "layer_norm_epsilon": LAYER_NORM_EPSILON,
         "activation_function": "gelu" if config.exact_gelu else "gelu_new",
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
         "bos_token_id": end_of_text,

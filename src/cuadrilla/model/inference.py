@@ -45,14 +45,14 @@ class InferenceModel:
     """
 
     def __init__(self, model: GPT2) -> None:
-        self.config, self.device, self.dtype = model.config, model.head.weight.device, model.compute_dtype
+        self.config, self.device, self.dtype = model.config, model.transformer.wte.weight.device, model.compute_dtype
         state, is_packed = model.state_dict(), has_onednn(self.device, self.dtype)
         with torch.device("meta"):
             self.model = GPT2(model.config).eval()
         self.model.compute_dtype = self.dtype
         weights = state if is_packed else {name: value.to(self.dtype) for name, value in state.items()}
         self.model.load_state_dict(weights, assign=True)
-        self._head = PackedLinear(self.model.head.weight, None, dtype=self.dtype) if is_packed else None
+        self._head = PackedLinear(self.model.transformer.wte.weight, None, dtype=self.dtype) if is_packed else None
         for module in [module for module in self.model.modules() if is_packed]:
             for name, child in module.named_children():
                 if isinstance(child, Linear):
@@ -80,7 +80,7 @@ class InferenceModel:
 
     def logits(self, x_NC: Tensor) -> Tensor:
         """Logits `(N, V)` in fp32."""
-        logits_NV: Tensor = linear(x_NC, self.model.head.weight) if self._head is None else self._head(x_NC)
+        logits_NV: Tensor = linear(x_NC, self.model.transformer.wte.weight) if self._head is None else self._head(x_NC)
         return logits_NV.float()
 
 
@@ -163,7 +163,7 @@ class _Step:
     def _indices(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
-    def attend(self, layer: int, q_1HND: Tensor, k_1HND: Tensor, v_1HND: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, q_1HND: Tensor, k_1HND: Tensor, v_1HND: Tensor) -> Tensor:
         """Write a layer's new keys and values into the cache, then attend to all positions that each row may see."""
         k_BHSD, v_BHSD = self._cache.k_LBHSD[layer], self._cache.v_LBHSD[layer]
         wide_1HND = q_1HND.to(k_BHSD.dtype)
@@ -171,11 +171,11 @@ class _Step:
             num, start, end = len(self.spans), self.spans[0].start, self.spans[0].end
             k_BHSD[:num, :, start], v_BHSD[:num, :, start] = k_1HND[0].transpose(0, 1), v_1HND[0].transpose(0, 1)
             q_BH1D, keys, values = wide_1HND.transpose(0, 2), k_BHSD[:num, :, :end], v_BHSD[:num, :, :end]
-            return F.scaled_dot_product_attention(q_BH1D, keys, values, scale=scale).transpose(0, 2).to(q_1HND.dtype)
+            return F.scaled_dot_product_attention(q_BH1D, keys, values).transpose(0, 2).to(q_1HND.dtype)
         k_BHSD[self._slots_N, :, self.positions_N] = k_1HND[0].transpose(0, 1).to(k_BHSD.dtype)
         v_BHSD[self._slots_N, :, self.positions_N] = v_1HND[0].transpose(0, 1).to(v_BHSD.dtype)
         if not self._alone:
-            return self._attend_together(wide_1HND, k_BHSD, v_BHSD, scale).to(q_1HND.dtype)
+            return self._attend_together(wide_1HND, k_BHSD, v_BHSD).to(q_1HND.dtype)
         y_1HND = torch.empty_like(wide_1HND)
         for span in self._alone:
             y_1HND[:, :, span.first : span.last] = F.scaled_dot_product_attention(
@@ -184,19 +184,17 @@ class _Step:
                 v_BHSD[span.slot, None, :, : span.end],
                 attn_mask=span.mask_TS,
                 is_causal=span.start == 0 and span.end > 1,
-                scale=scale,
             )
         if self._longest:
-            y_1HND[:, :, self._lines_G] = self._attend_together(wide_1HND, k_BHSD, v_BHSD, scale)
+            y_1HND[:, :, self._lines_G] = self._attend_together(wide_1HND, k_BHSD, v_BHSD)
         return y_1HND.to(q_1HND.dtype)
 
-    def _attend_together(self, q_1HND: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, scale: float) -> Tensor:
+    def _attend_together(self, q_1HND: Tensor, k_BHSD: Tensor, v_BHSD: Tensor) -> Tensor:
         """Attention of the rows with one new token, `(1, H, G, D)`. Results of slots between theirs are dropped."""
         y_BH1D = F.scaled_dot_product_attention(
             q_1HND[0].transpose(0, 1)[self._lines_B, :, None],
             k_BHSD[: len(self._lines_B), :, : self._longest],
             v_BHSD[: len(self._lines_B), :, : self._longest],
             attn_mask=self._mask_B11S,
-            scale=scale,
         )
         return y_BH1D[self._slots_G, :, 0].transpose(0, 1)[None]

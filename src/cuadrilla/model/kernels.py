@@ -107,11 +107,11 @@ LONG = 512
 KEEP_PROBABILITIES_UP_TO = 1024  # positions; longer sequences compute them again in the backward pass: O(T) memory
 
 
-def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, scale: float) -> Tensor:
-    """Causal attention as matrix products of each block of queries with the keys that it may see. `scale` multiplies
-    the scores."""
+def attend_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+    """Causal attention as matrix products of each block of queries with the keys that it may see. Scores are divided
+    by sqrt(D)."""
     q_GTD, k_GTD, v_GTD = (x.flatten(0, 1) for x in (q_BHTD, k_BHTD, v_BHTD))
-    y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD, scale)  # type: ignore[no-untyped-call]
+    y_GTD: Tensor = _BlockAttention.apply(q_GTD, k_GTD, v_GTD)  # type: ignore[no-untyped-call]
     return y_GTD.view(q_BHTD.shape)
 
 
@@ -120,37 +120,36 @@ def _query_blocks(length: int) -> list[tuple[int, int]]:
     return list(pairwise([*range(0, length, size), length]))
 
 
-def _probabilities(q_GQD: Tensor, k_GKD: Tensor, scale: float) -> Tensor:
+def _probabilities(q_GQD: Tensor, k_GKD: Tensor) -> Tensor:
     """Attention probabilities of the last Q of K positions over all K, `(G, Q, K)`. The softmax is fp32 inside."""
     queries, keys = q_GQD.shape[1], k_GKD.shape[1]
     future_QK = q_GQD.new_full((queries, keys), -1e30).triu_(keys - queries + 1)
-    scores_GQK = torch.baddbmm(future_QK, q_GQD, k_GKD.mT, alpha=scale)
+    scores_GQK = torch.baddbmm(future_QK, q_GQD, k_GKD.mT, alpha=q_GQD.shape[-1] ** -0.5)
     return torch.softmax(scores_GQK, -1)
 
 
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_GTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, q_GTD: Tensor, k_GTD: Tensor, v_GTD: Tensor) -> Tensor:
         length, kept = q_GTD.shape[1], []
         y_GTD = torch.empty_like(q_GTD)
         for start, end in _query_blocks(length):
-            p_GQK = _probabilities(q_GTD[:, start:end], k_GTD[:, :end], scale)
+            p_GQK = _probabilities(q_GTD[:, start:end], k_GTD[:, :end])
             y_GTD[:, start:end] = torch.bmm(p_GQK, v_GTD[:, :end])
             if length <= KEEP_PROBABILITIES_UP_TO:
                 kept.append(p_GQK)
         ctx.save_for_backward(q_GTD, k_GTD, v_GTD, *kept)
-        ctx.scale = scale
         return y_GTD
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (d_y_GTD,) = gradients
         q_GTD, k_GTD, v_GTD, *kept = ctx.saved_tensors
-        length, scale = q_GTD.shape[1], ctx.scale
+        length, scale = q_GTD.shape[1], q_GTD.shape[-1] ** -0.5
         d_q_GTD, d_k_GTD, d_v_GTD = torch.empty_like(q_GTD), torch.empty(0), torch.empty(0)
         for start, end in reversed(_query_blocks(length)):  # the last block sees all keys: its product begins the sums
             q_GQD, k_GKD, d_y_GQD = q_GTD[:, start:end], k_GTD[:, :end], d_y_GTD[:, start:end]
-            p_GQK = kept.pop() if kept else _probabilities(q_GQD, k_GKD, scale)
+            p_GQK = kept.pop() if kept else _probabilities(q_GQD, k_GKD)
             d_p_GQK = torch.bmm(d_y_GQD, v_GTD[:, :end].mT)
             d_scores_GQK = torch._softmax_backward_data(d_p_GQK, p_GQK, -1, p_GQK.dtype)
             d_q_GTD[:, start:end] = torch.bmm(d_scores_GQK, k_GKD).mul_(scale)
@@ -161,7 +160,7 @@ class _BlockAttention(torch.autograd.Function):
             else:
                 d_k_GTD[:, :end] += d_k_GKD
                 d_v_GTD[:, :end] += d_v_GKD
-        return d_q_GTD, d_k_GTD, d_v_GTD, None
+        return d_q_GTD, d_k_GTD, d_v_GTD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,6 @@ NATS_PER_BIT = math.log(2)
 PAIRS_PER_BATCH = 32
 TEACHER_SHARE = 0.5
 """Share of the training loss that comes from the teachers. 0.75 left a higher held-out loss (docs/experiments.md)."""
-SHARED = {"dropout", "inner", "exact_gelu", "epsilon", "scale_attention", "scale_by_layer", "tied"}
-"""Fields that the run file's section `model` and `GPT2Config` have in common."""
 
 
 class Sequences:
@@ -78,7 +76,7 @@ class LanguageTask:
                 hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
             )
         *_, context = model.shape
-        not_matrices = ("transformer.wte.", "transformer.wpe.", "lm_head.")
+        not_matrices = ("transformer.wte.", "transformer.wpe.")
         self.defaults = TaskDefaults(length=context, max_length=context, not_matrices=not_matrices)
 
     @cached_property
@@ -152,7 +150,8 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
         layers=layers,
         heads=heads,
         width=width,
-        **section.model_dump(include=SHARED),
+        dropout=section.dropout,
+        exact_gelu=section.exact_gelu,
     )
 
 

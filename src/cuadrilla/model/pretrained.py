@@ -1,10 +1,9 @@
 """Import a GPT-2 that others have trained and published: its weights, sizes and tokenizer are read and checked.
 
-Weights are safetensors, in one file or in parts. A pickle is read only if the user trusts its author (`weights.py`).
-The config.json beside the weights gives the sizes.
+Weights are one safetensors file. A pickle is read only if the user trusts its author (`weights.py`). The config.json
+beside the weights gives the sizes.
 """
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf, require_rows, save_hf
-from cuadrilla.model.weights import PICKLES, files_of, weights_of
-from cuadrilla.rundir import storage_errors, typed, write_atomic
+from cuadrilla.model.weights import PICKLES, WEIGHTS
+from cuadrilla.rundir import file_sha256, storage_errors, typed, write_atomic
 
 CARD_CHARACTERS = 100_000
 PICKLED = "pytorch_model.bin"
@@ -34,7 +33,7 @@ def find_weights(source: Path) -> Path:
     """`source` if it is a file; else the safetensors in that folder, or its pickle if it has no safetensors."""
     if source.is_file():
         return source
-    weights, pickled = weights_of(source), source / PICKLED
+    weights, pickled = source / WEIGHTS, source / PICKLED
     return pickled if pickled.exists() and not weights.exists() else weights
 
 
@@ -63,13 +62,10 @@ def save_pretrained(found: Pretrained, folder: Path) -> None:
     """Write the model in Hugging Face's layout, and its origin and licence in `ORIGIN`. Raises ResourceError."""
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
-        for path in files_of(found.weights):  # of several parts, the SHA-256 of their concatenation
-            with open(path, "rb") as file:
-                hashlib.file_digest(file, lambda: digest)
+        sha256 = file_sha256(found.weights)
     save_hf(found.model, folder, tokenizer=found.tokenizer)
     name = f"{found.weights.resolve().parent.name}/{found.weights.name}"
-    origin = {"name": name, "sha256": digest.hexdigest(), "licence": _licence(found.weights.with_name("README.md"))}
+    origin = {"name": name, "sha256": sha256, "licence": _licence(found.weights.with_name("README.md"))}
     write_atomic(folder / ORIGIN, json.dumps(origin, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -108,7 +108,7 @@ def step_tokens(tokens: int, *, alone: bool) -> int:
 def block_weights(config: Config) -> int:
     """The number of weights in the matrices of the model's blocks."""
     layers, _, width, _ = config.model.shape
-    return layers * width * (4 * width + 2 * (config.model.inner or 4 * width))
+    return layers * 12 * width * width
 
 
 def shared_unit(batch: int, *, strict: bool) -> int:
