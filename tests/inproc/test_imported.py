@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_gguf, export_hf
@@ -19,7 +18,6 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError, DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, save_hf
-from cuadrilla.model.weights import read_tensors
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import choose_step
@@ -153,15 +151,6 @@ def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path,
     config, model = read_run_file(run.run_file).config, run.path / "model"
     offered = bundle.offer_whole(config, run.path, goes_on=False)
     assert {".initial/config.json", ".initial/tokenizer.json", ".initial/model.safetensors"} < set(offered.files)
-    assert all(bundle.FILE.fullmatch(name) for name in offered.files)
-    tensors = read_tensors(model / "model.safetensors")
-    names = [f"part-{number}.safetensors" for number in range(2)]
-    for number, name in enumerate(names):
-        save_file({key: tensors[key] for key in sorted(tensors)[number::2]}, model / name)
-    index = {key: names[number % 2] for number, key in enumerate(sorted(tensors))}
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    (model / "model.safetensors").unlink()
-    offered = bundle.offer_whole(config, run.path, goes_on=False)
     sent = tmp_path / "sent"
     for name, (path, _) in offered.files.items():
         assert bundle.FILE.fullmatch(name)
