@@ -7,7 +7,7 @@ import torch
 
 from cuadrilla.link.base import Contribution, Lease, Progress, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.inproc import InProcLink
-from cuadrilla.link.practice import LINE_SECONDS, OwnerLines, PracticeLink, Shape
+from cuadrilla.link.practice import LINE_SECONDS, PracticeLink, Shape
 from tests.clock import Clock
 
 
@@ -108,7 +108,7 @@ def test_step_share_and_speed_are_said_at_once_and_then_now_and_then(clock: Cloc
     """Leases of three, four and eight of the step's eight units. The second comes too soon for a line of its own."""
     inner, said = Held(clock, lease(7, units=3), lease(8, units=4), lease(9, units=8)), list[str]()
     inner.go.set()
-    link = PracticeLink(inner, lines=OwnerLines(said.append, units_per_step=8), clock=clock)
+    link = PracticeLink(inner, tell=said.append, units_per_step=8, clock=clock)
     for seconds in (2.0, 4.0, LINE_SECONDS - 4.0):
         given = link.next_event()
         assert isinstance(given, Lease)

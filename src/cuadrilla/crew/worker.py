@@ -25,7 +25,7 @@ from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, Goodbye, Link, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
-from cuadrilla.link.practice import OwnerLines, PracticeLink, Shape
+from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -183,12 +183,15 @@ class _Worker:
         return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink, *, is_back: bool) -> Stop:
-        lines = None
-        if self._node.report is not None:
-            units, counted = equipment.length.units_per_step, equipment.task.defaults.counted
-            lines = OwnerLines(self._node.report, units_per_step=units, counted=counted)
         answered = partial(log.info, Message("back at work"), extra=TALK) if is_back else None
-        practice = PracticeLink(session, shape=self._shape, lines=lines, answered=answered)
+        practice = PracticeLink(
+            session,
+            shape=self._shape,
+            tell=self._node.report,
+            units_per_step=equipment.length.units_per_step,
+            counted=equipment.task.defaults.counted,
+            answered=answered,
+        )
         link: Link = practice
         if self._island is not None:
             link = self._island.link(inner=link, final_stop=session.final_stop)

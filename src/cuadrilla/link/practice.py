@@ -55,33 +55,9 @@ def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
     return Shape(speed=speed, bits_per_second=bits, delay_seconds=float(match["delay"] or 0) / 1000)
 
 
-class OwnerLines:
-    """Passes a line with step, share and speed of the newest lease to `report`, at most every LINE_SECONDS."""
-
-    def __init__(self, report: Callable[[str], None], *, units_per_step: int, counted: str = "tokens") -> None:
-        self._report = report
-        self._units_per_step = units_per_step
-        self._counted = counted
-        self._told_at = -math.inf
-
-    def answered(self, lease: Lease, *, tokens: int, began: float, now: float) -> None:
-        """Report a lease with this many tokens, which was computed from `began` to `now`."""
-        if now - self._told_at < LINE_SECONDS:
-            return
-        self._told_at = now
-        self._report(
-            Message(
-                "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",
-                step=lease.version + lease.steps,
-                percent=100 * len(lease.units) / (lease.steps * self._units_per_step),
-                speed=tokens / max(now - began, 1e-9),
-                counted=self._counted,
-            )
-        )
-
-
 class PracticeLink:
-    """Wraps `link`. `lines`: for the worker's owner; `answered`: called when the first version or lease has arrived.
+    """Wraps `link`. `tell` gets a line for the worker's owner with step, share and speed of the newest lease, at most
+    every LINE_SECONDS. `answered`: called when the first version or lease has arrived.
 
     Used by the training loop's thread; any thread may call `poll`.
     """
@@ -91,7 +67,9 @@ class PracticeLink:
         link: Link,
         *,
         shape: Shape | None = None,
-        lines: OwnerLines | None = None,
+        tell: Callable[[str], None] | None = None,
+        units_per_step: int = 1,
+        counted: str = "tokens",
         answered: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -99,7 +77,8 @@ class PracticeLink:
         self._link = link
         self._shape = shape or Shape()
         assert self._shape.speed > 0
-        self._lines = lines
+        self._tell, self._units_per_step, self._counted = tell, units_per_step, counted
+        self._told_at = -math.inf
         self._answered = answered
         self._clock = clock
         self._sleep = sleep
@@ -181,9 +160,23 @@ class PracticeLink:
             self._link.call(replace(answer, transfer_seconds=answer.transfer_seconds + travel_seconds))
         finally:
             self._enter("computing", num_bytes=num_bytes)
-        if self._lines is not None and self._lease is not None and self._lease[0].lease_id == answer.lease_id:
-            lease, began = self._lease
-            self._lines.answered(lease, tokens=answer.tokens, began=began, now=self._clock())
+        self._tell_owner(answer.tokens)
+
+    def _tell_owner(self, tokens: int) -> None:
+        """Say how the newest lease, which had this many tokens, went."""
+        now = self._clock()
+        if self._tell is None or self._lease is None or now - self._told_at < LINE_SECONDS:
+            return
+        (lease, began), self._told_at = self._lease, now
+        self._tell(
+            Message(
+                "step {step}  share {percent:.0f} %  {speed:,.0f} {counted}/s",
+                step=lease.version + lease.steps,
+                percent=100 * len(lease.units) / (lease.steps * self._units_per_step),
+                speed=tokens / max(now - began, 1e-9),
+                counted=self._counted,
+            )
+        )
 
     def _enter(self, phase: str, *, num_bytes: int = 0) -> None:
         """Begin a phase. `num_bytes`: transferred in the phase before."""
