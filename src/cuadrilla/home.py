@@ -55,21 +55,6 @@ class Home:
         """Raises ResourceError."""
         write_json(self.crew / "term.json", {"term": term})
 
-    def leave_invite(self, secret_hash: bytes, *, uses: int) -> None:
-        """Leave an invite for the coordinator that runs on this machine, which looks often. Raises ResourceError."""
-        make_private(self.invites)
-        write_json(self.invites / f"{secret_hash.hex()[:16]}.json", {"secret_sha256": secret_hash.hex(), "uses": uses})
-
-    def take_invites(self) -> dict[bytes, int]:
-        """Remove and return the invites left for the coordinator: SHA-256 of the secret → number of uses."""
-        taken = {}
-        for file in self.invites.glob("*.json"):
-            value = read_object(file)
-            file.unlink(missing_ok=True)
-            if value:
-                taken[bytes.fromhex(value["secret_sha256"])] = value["uses"]
-        return taken
-
     def joined_folder(self, key_hash: bytes) -> Path:
         return self.path / "joined" / key_hash.hex()[:32]
 

@@ -23,7 +23,6 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import Identity
-from cuadrilla.link.invite import hash_secret, new_secret
 from tests.commands import wait_for
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, WHOLE, Abuser, Crew, Held, raw, upload
 
@@ -55,8 +54,7 @@ def caller(kind: str, crew: Crew) -> Identity:
 @pytest.mark.parametrize("kind", ["node", "kicked", "nearly right", "stranger"])
 def test_who_may_call_what(crew: Crew, kind: str) -> None:
     """The secret of an open invite allows only `Enroll`. A node's token allows everything else."""
-    secret = new_secret()
-    crew.server.invites.adopt({hash_secret(secret): 5})
+    secret = crew.server.invites.issue(uses=5)
     with closing(Abuser(crew, caller(kind, crew))) as client:
         message = Enroll(name="berta")
         assert client.status("Call", [message], secret=secret[:-1]) == REFUSED
@@ -78,8 +76,7 @@ def test_who_may_call_what(crew: Crew, kind: str) -> None:
 
 
 def test_a_refused_name_uses_no_invite_up(crew: Crew) -> None:
-    secret = new_secret()
-    crew.server.invites.adopt({hash_secret(secret): 1})
+    secret = crew.server.invites.issue(uses=1)
     with closing(Connection(crew.address, identity=crew.stranger)) as connection:
         for _ in range(3):
             with pytest.raises(LinkError, match="'Ana' cannot be the name of a node"):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from secrets import token_bytes
 
 import pytest
 
@@ -15,7 +16,7 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import Identity, key_hash, load_node, open_coordinator, pinned_certificate
-from cuadrilla.link.invite import Invite, hash_secret, new_secret
+from cuadrilla.link.invite import SECRET_BYTES, Invite
 from tests.crews import refused
 from tests.hostile import Crew
 
@@ -71,7 +72,7 @@ def tls_server(folder: Path) -> Callable[[socket.socket], object]:
 
 def invite_to(port: int, *, crew: Identity) -> Invite:
     hashed = key_hash(crew.certificate)
-    return Invite(address=Address("127.0.0.1", port), key_hash=hashed, secret=new_secret())
+    return Invite(address=Address("127.0.0.1", port), key_hash=hashed, secret=token_bytes(SECRET_BYTES))
 
 
 def test_another_crew_or_somebody_in_between(tmp_path: Path, crew: Identity) -> None:
@@ -104,7 +105,7 @@ def test_an_impostor_after_the_pinning_hears_nothing(tmp_path: Path, crew: Ident
     impostor = Crew(tmp_path / "impostor")
     try:
         with closing(Connection(impostor.address, identity=Identity(certificate=crew.certificate))) as connection:
-            error = refused(lambda: connection.enroll("luis", secret=new_secret()))
+            error = refused(lambda: connection.enroll("luis", secret=token_bytes(SECRET_BYTES)))
         assert "cannot be reached" in error.message
         assert list(impostor.nodes.nodes()) == ["ana"]
     finally:
@@ -117,8 +118,7 @@ def test_joining(tmp_path: Path) -> None:
     hashed = key_hash(crew.keys.certificate)
     try:
         for name in ("", "eva"):
-            secret = new_secret()
-            crew.server.invites.adopt({hash_secret(secret): 1})
+            secret = crew.server.invites.issue(uses=1)
             text = str(Invite(address=Address("127.0.0.1", crew.port), key_hash=hashed, secret=secret))
             before = [load_node(joined.folder) for joined in home.joined()]
             joined = enrol(home, text, address="", name=name, report=lambda _: None)

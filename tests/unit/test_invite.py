@@ -1,5 +1,7 @@
 """Invites: what is printed is read back; no typing error passes; the coordinator's side counts, expires and forgets."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused, check_node_name
-from cuadrilla.link.invite import SECRET_BYTES, VALID_SECONDS, Invite, Invites, hash_secret, new_secret
+from cuadrilla.link.invite import SECRET_BYTES, VALID_SECONDS, Invite, Invites
 from tests.clock import Clock
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,5})?(\.[a-z][a-z0-9]{0,8}){0,3}", fullmatch=True)
@@ -88,18 +90,18 @@ def test_what_is_no_whole_invite() -> None:
         assert "cut off or mistyped" in refusal(text).message
 
 
-def test_the_secret_shows_only_in_the_text() -> None:
-    secret = new_secret()
+def test_the_secret_shows_only_in_the_text(tmp_path: Path) -> None:
+    secret = Invites(tmp_path).issue(uses=1)
     invite = Invite(address=Address("ana.local", 47470), key_hash=bytes(32), secret=secret)
     code = str(invite).rpartition(".")[2][52:]
     assert code not in repr(invite)
     assert repr(secret) not in repr(invite)
     broken = str(invite).replace("ana", "ane")
     assert code not in refusal(broken).message + refusal(broken).hint
-    invites = Invites()
-    given_out = opened(invites)
-    assert repr(given_out) not in repr(vars(invites))
-    assert len(given_out) == SECRET_BYTES == 20
+    (file,) = tmp_path.iterdir()
+    assert secret.hex() not in file.name + file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+    assert len(secret) == SECRET_BYTES == 20
 
 
 @pytest.mark.parametrize(
@@ -135,12 +137,6 @@ def test_bad_node_names(name: str) -> None:
 # The coordinator's side
 
 
-def opened(invites: Invites, uses: int = 1) -> bytes:
-    secret = new_secret()
-    invites.adopt({hash_secret(secret): uses})
-    return secret
-
-
 OVER = "the invite has been used, or it has expired"
 
 
@@ -153,15 +149,19 @@ def let_in(invites: Invites, secret: bytes) -> str:
         return error.message
 
 
-def test_for_so_many_machines_and_fifteen_minutes() -> None:
+def test_for_so_many_machines_and_fifteen_minutes(tmp_path: Path) -> None:
+    """Also when the coordinator is restarted in between. The next invite removes those that have expired."""
     assert VALID_SECONDS == 900.0
     clock = Clock()
-    invites = Invites(clock=clock)
-    early, other = opened(invites, 3), opened(invites)
+    invites = Invites(tmp_path, clock=clock)
+    early, other = invites.issue(uses=3), invites.issue(uses=1)
     clock.now = 899.999
-    late = opened(invites)
+    late = invites.issue(uses=1)
+    invites = Invites(tmp_path, clock=clock)
     assert [let_in(invites, early) for _ in range(2)] == ["", ""]
     assert [let_in(invites, other) for _ in range(2)] == ["", OVER]
     clock.now = 900.0
     assert let_in(invites, early) == OVER
     assert let_in(invites, late) == ""
+    invites.issue(uses=1)
+    assert len(list(tmp_path.iterdir())) == 2

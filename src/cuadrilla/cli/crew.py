@@ -158,11 +158,9 @@ def invite(uses: Uses = 1) -> None:
 
 def _show_invite(home: Home, *, uses: int) -> None:
     """Make an invite and print it to standard output, so that it can be piped to where it is needed."""
-    from cuadrilla.link.invite import Invite, hash_secret, new_secret
+    from cuadrilla.link.invite import Invite, Invites
 
-    crew = home.open_crew()
-    secret = new_secret()
-    home.leave_invite(hash_secret(secret), uses=uses)
+    crew, secret = home.open_crew(), Invites(home.invites).issue(uses=uses)
     made = Invite(address=Address.parse(crew["address"]), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
     say("invite     machines: {uses}, for 15 minutes; `cuadrilla invite` makes another:", uses=uses)
     if options.json:

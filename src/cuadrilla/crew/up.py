@@ -93,7 +93,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
 
 
 def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
-    crew.poll()
+    crew.end_kicked()
     error = failure()
     if error is not None and crew.home is None:
         context.coordination.fail(error)

@@ -144,7 +144,7 @@ class CrewExecutor:
         """Jobs that have ended since the last call. Raises LinkError, ResourceError."""
         while not self._heard.empty():
             self._heard.get()()
-        self.crew.poll()
+        self.crew.end_kicked()
         for name, machine in list(self._machines.items()):
             if time.monotonic() - machine.heard_at > SILENT_SECONDS:
                 reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)

@@ -1,4 +1,4 @@
-"""Invites: one line of text that lets a machine join a crew, and the coordinator's side of it. No I/O.
+"""Invites: one line of text that lets a machine join a crew, and the coordinator's side of it.
 
     cuadrilla1.HOST:PORT.CODE
 
@@ -10,25 +10,27 @@ Capitals and characters that are not part of an invite (spaces, line breaks, quo
 
 Invariants
 * An invite with a single changed or missing character is refused, unless it still means the same.
-* No error message and no `repr` holds a secret. The coordinator keeps only its SHA-256, in memory.
+* No error message and no `repr` holds a secret. The coordinator keeps only its SHA-256, as the name of a file.
 * Wrong secrets are not counted, because nobody can guess 160 bits.
 """
 
 import base64
 import hashlib
-import math
 import re
 import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from cuadrilla.errors import LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Refused
+from cuadrilla.rundir import make_private, read_object, write_json
 
 SECRET_BYTES = 20
 VALID_SECONDS = 15 * 60.0
@@ -66,42 +68,42 @@ class Invite:
         raise LinkError("this is not an invite, or it is cut off or mistyped", hint=hint, prefix=PREFIX)
 
 
-def new_secret() -> bytes:
-    return secrets.token_bytes(SECRET_BYTES)
-
-
 class Invites:
-    """The coordinator's invites. Thread-safe."""
+    """The invites of the crew that this machine coordinates: files of `folder`, each named by its secret's SHA-256.
+    `cuadrilla invite` writes them, and the coordinator reads them. Without a folder nobody is invited. Thread-safe.
+    """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._issued: dict[bytes, tuple[float, int]] = {}
-        """By the hash of an invite's secret: when it expires, and how many more machines it lets in."""
+    def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock, self._lock = folder, clock, threading.Lock()
 
-    def adopt(self, invites: Mapping[bytes, int]) -> None:
-        """Open these invites: by the hash of the secret, for how many machines each is."""
-        for secret_hash, uses in invites.items():
-            self._issued[secret_hash] = self._clock() + VALID_SECONDS, uses
+    def issue(self, *, uses: int) -> bytes:
+        """Make an invite for this many machines, and return its secret. Raises ResourceError."""
+        assert self._folder is not None
+        make_private(self._folder)
+        for path in self._folder.glob("*.json"):
+            if self._clock() >= read_object(path).get("expires", 0.0):
+                path.unlink(missing_ok=True)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        write_json(self._file(secret), {"expires": self._clock() + VALID_SECONDS, "uses": uses}, private=True)
+        return secret
 
-    def check(self, secret: bytes) -> None:
-        """Raises Refused for an invalid secret. The error tells only those who know a real secret more than that."""
-        expires, uses_left = self._issued.get(hash_secret(secret), (math.inf, -1))
-        if uses_left < 0:
+    def check(self, secret: bytes) -> dict[str, Any]:
+        """The invite with this secret. Raises Refused. The error tells only those who know a real secret more."""
+        found = read_object(self._file(secret)) if self._folder is not None else {}
+        if not found:
             raise Refused("the secret is not from this crew", hint="ask for a new invite")
-        if uses_left == 0 or self._clock() >= expires:
+        if not found["uses"] or self._clock() >= found["expires"]:
             raise Refused("the invite has been used, or it has expired", hint="ask for a new invite")
+        return found
 
     @contextmanager
     def letting_in(self, secret: bytes) -> Iterator[None]:
         """A context that lets one machine in. If its body fails, the invite stays unused. Raises Refused."""
         with self._lock:
-            self.check(secret)
+            found = self.check(secret)
             yield
-            expires, uses_left = self._issued[hash_secret(secret)]
-            self._issued[hash_secret(secret)] = expires, uses_left - 1
+            write_json(self._file(secret), {**found, "uses": found["uses"] - 1}, private=True)
 
-
-def hash_secret(secret: bytes) -> bytes:
-    """All that the coordinator keeps of a secret. The time to look up a hash reveals nothing about the secret."""
-    return hashlib.sha256(secret).digest()
+    def _file(self, secret: bytes) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(secret).hexdigest()}.json"

@@ -143,7 +143,7 @@ class CrewServer:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
         self._jobs = jobs
-        self.invites = Invites()
+        self.invites = Invites(home.invites if home is not None else None)
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         """The open session of each worker. Messages of a session that is not in here are dropped."""
@@ -163,12 +163,6 @@ class CrewServer:
             at = Address("127.0.0.1", at.port)
             self.serve(str(at))
         return str(at)
-
-    def poll(self) -> None:
-        """End sessions of kicked nodes and load new invites. Called a few times a second."""
-        self.end_kicked()
-        if self.home is not None:
-            self.invites.adopt(self.home.take_invites())
 
     def serve(self, address: str) -> int:
         """Listen also at HOST:PORT (0: any free port). Returns the port. Raises LinkError."""
