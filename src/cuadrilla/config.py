@@ -326,14 +326,11 @@ class GuardSection(Section):
 
 
 class AlarmSection(Section):
-    """Where alarms are sent. Only the coordinator's machine has this section; workers, standbys, checkpoints never."""
+    """How alarms are sent. Only the coordinator's machine has this section; workers, standbys, checkpoints never."""
 
     command: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=64)] = []
     """A program and its arguments, started without a shell. It reads the message from its standard input: JSON with
-    event, title, text, run and time."""
-    address_file: str = ""
-    """A file, relative to the run file, with addresses as apprise writes them, one a line
-    (https://appriseit.com/services). They are secrets: they stay in that file. See docs/watch.md."""
+    event, title, text, run and time. See docs/watch.md."""
     on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
     """Events to report: failed, finished, stopped (the run), left (a worker), alarm (a file could not be written)."""
 

@@ -45,22 +45,39 @@ SIZES = {  # for a first run of this size: tokens, and sequences in a batch (Non
     "small": (2_500_000_000, 480),
 }
 
+RUN_FILE = """\
+# A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default.
+schema = 1
 
-COMMENTS = (
-    Message(
-        "A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default."
-    ),
-    Message("initial weights, order of the data, every random number"),
-    Message("written by `cuadrilla data prepare`"),
-    Message("micro, mini, small (124M), medium, large, xl"),
-    Message("or epochs = 3, or steps = 1000"),
-    Message("sequences in a step, over all workers; what is not said is chosen by `tokens`"),
-    Message("bf16 where the machine multiplies it natively"),
-    Message("cuda, mps, xpu, cpu"),
-    Message('Muon for the matrices, AdamW for the rest; or kind = "adamw"'),
-    Message("parts of the run"),
-)
-"""The comments in a run file, in the order of its lines."""
+[run]
+seed = 0                    # initial weights, order of the data, every random number
+
+[data]
+folder = {folder}        # written by `cuadrilla data prepare`
+
+[model]
+preset = "{size}"           # micro, mini, small (124M), medium, large, xl
+
+[train]
+tokens = {tokens}           # or epochs = 3, or steps = 1000
+{batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
+# precision = "auto"        # bf16 where the machine multiplies it natively
+# device = "auto"           # cuda, mps, xpu, cpu
+
+[optim]
+kind = "muon"               # Muon for the matrices, AdamW for the rest; or kind = "adamw"
+# lr = 0.02
+
+[schedule]
+warmup = 0.02               # parts of the run
+cooldown = 0.6
+
+[checkpoint]
+every_seconds = 60
+
+[sample]
+prompt = ""
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,39 +358,4 @@ def run_file_text(size: str, *, data: str, tokens: int) -> str:
     _, batch = SIZES[size]
     said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
     folder = literal(data.replace("\\", "/"))
-    head, seed, written, sizes, length, sequences, precision, device, optimizer, parts = (
-        f"# {comment.in_language(language())}" for comment in COMMENTS
-    )
-    return f"""\
-{head}
-schema = 1
-
-[run]
-seed = 0                    {seed}
-
-[data]
-folder = {folder}        {written}
-
-[model]
-preset = "{size}"           {sizes}
-
-[train]
-tokens = {tokens}           {length}
-{said_batch}   {sequences}
-# precision = "auto"        {precision}
-# device = "auto"           {device}
-
-[optim]
-kind = "muon"               {optimizer}
-# lr = 0.02
-
-[schedule]
-warmup = 0.02               {parts}
-cooldown = 0.6
-
-[checkpoint]
-every_seconds = 60
-
-[sample]
-prompt = ""
-"""
+    return Message(RUN_FILE, folder=folder, size=size, tokens=tokens, batch=said_batch).in_language(language())

@@ -1,11 +1,9 @@
-"""`[alarm]` with real programs and servers: alarms come in time, never delay the run, and reveal no secret address."""
+"""`[alarm]` with real programs: alarms come in time and never delay the run."""
 
 import json
 import shutil
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +17,7 @@ from tests.commands import wait_for
 from tests.conftest import children
 from tests.inside import cuadrilla
 from tests.runs import newest
-from tests.web import Server, fixed, serving
 
-SECRET = "T0PSECRETWORD"
 WRITES = "import sys; open(sys.argv[1], 'a', encoding='utf-8').write(sys.stdin.read() + '\\n')"
 HANGS_AT_FIRST = """
 import json, pathlib, sys, time
@@ -31,17 +27,6 @@ if event == "left":
     time.sleep(600)
 pathlib.Path(sys.argv[2]).write_text(event)
 """
-pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # in a plugin of apprise
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pool_of_apprise() -> None:
-    """apprise resolves host names in a thread that does not end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import apprise
-
-        apprise.Apprise("json://127.0.0.1:9").notify("nobody")
 
 
 def writer(file: Path) -> list[str]:
@@ -50,21 +35,6 @@ def writer(file: Path) -> list[str]:
 
 def told(file: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def address_file(folder: Path, address: str) -> str:
-    path = folder / "addresses"
-    path.write_text(address + "\n")
-    return path.name
-
-
-def to(server: Server, path: str) -> str:
-    """The address of a page of the server, as apprise writes it."""
-    return server.url(path).replace("http://", "json://")
-
-
-def bodies(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(body) for body in server.bodies]
 
 
 def run_in(folder: Path) -> RunDir:
@@ -89,19 +59,11 @@ def test_a_program_is_told_once_of_what_happens_a_thousand_times(tmp_path: Path)
     assert finished["time"].endswith("+00:00")
 
 
-def test_addresses_are_told_through_apprise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = run_in(tmp_path)
-    with serving() as server:
-        server.on("/hook", fixed(204))
-        section = AlarmSection(address_file=address_file(run.path, to(server, f"/hook?token={SECRET}")))
-        with pytest.raises(DataError), Alarms(section, run=run) as alarms:  # noqa: PT012
-            alarms.hear("evicted", {"worker": "ana", "reason": "switched off"})
-            wait_for(lambda: bool(server.bodies))
-            raise DataError("{path} is gone", path="x.bin")
-        left, failed = bodies(server)
-    assert left["message"] == "ana has left: switched off"
-    assert (failed["title"], failed["message"]) == ("cuadrilla: casa", "it has failed: x.bin is gone")
-    assert SECRET not in caplog.text
+def test_a_failure_is_told_with_its_reason(tmp_path: Path) -> None:
+    run, file = run_in(tmp_path), tmp_path / "told"
+    with pytest.raises(DataError), Alarms(AlarmSection(command=writer(file)), run=run):
+        raise DataError("{path} is gone", path="x.bin")
+    assert [each["text"] for each in told(file)] == ["it has failed: x.bin is gone"]
 
 
 def test_what_hangs_is_killed_and_the_last_word_is_told(
@@ -120,37 +82,20 @@ def test_what_hangs_is_killed_and_the_last_word_is_told(
 
 
 def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = run_in(tmp_path)
-    with serving() as server:
-        server.on("/hook", fixed(500))
-        addresses = address_file(run.path, to(server, f"/hook?{SECRET}"))
-        with Alarms(AlarmSection(command=["no-such-program"], address_file=addresses), run=run) as alarms:
-            alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
-        assert len(server.bodies) == 1
+    with Alarms(AlarmSection(command=["no-such-program"]), run=run_in(tmp_path)) as alarms:
+        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
     assert "alarm.command did not start" in caplog.text
-    assert "apprise could not send" in caplog.text
-    assert SECRET not in caplog.text
 
 
 def test_a_run_tells_and_nobody_else_holds_the_section(language: RunDir, tmp_path: Path) -> None:
     """Neither the checkpoint, which a standby copies, nor the offer to workers. A run may resume with other alarms."""
     file, trained = tmp_path / "told", RunDir(shutil.copytree(language.path.parent, tmp_path / "made") / "run")
-    with serving() as server:
-        server.on("/hook", fixed(200, b"ok"))
-        address_file(trained.path, to(server, f"/hook?{SECRET}"))
-        command = json.dumps(writer(file))
-        words = ("--set", "train.steps=5", "--allow-changes", "--set", f"alarm.command={command}")
-        cuadrilla("train", trained.path, *words, "--set", "alarm.address_file=addresses", code=0)
-        assert [each["text"] for each in told(file)] == ["all 5 steps are done"]
-        assert [body["message"] for body in bodies(server)] == ["all 5 steps are done"]
-    for path in trained.path.rglob("*"):
-        if path.is_file() and path.name != "addresses":
-            assert SECRET.encode() not in path.read_bytes(), path
+    command = f"alarm.command={json.dumps(writer(file))}"
+    cuadrilla("train", trained.path, "--set", "train.steps=5", "--allow-changes", "--set", command, code=0)
+    assert [each["text"] for each in told(file)] == ["all 5 steps are done"]
     config = read_run_config(trained)
-    assert config.alarm.address_file == "addresses"
+    assert config.alarm.command
     assert newest(trained.path).state["identity"]["config"]["alarm"]["command"] == []
-    offered = json.loads(offer(config, trained.path).config)
-    assert offered["alarm"]["command"] == []
-    assert offered["alarm"]["address_file"] == ""
-    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", "alarm.address_file=gone", code=0)
-    assert "gone" in done.stderr
+    assert json.loads(offer(config, trained.path).config)["alarm"]["command"] == []
+    done = cuadrilla("train", trained.path, "--set", "train.steps=5", "--set", 'alarm.command="gone"', code=0)
+    assert "alarm.command did not start" in done.stderr

@@ -78,12 +78,11 @@ def theirs(*sets: str) -> str:
 
 def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
     """Neither by an alarm, which is a program. It cannot fill the disk with checkpoints, either."""
-    alarm = ('alarm.command=["touch", "/tmp/owned"]', 'alarm.address_file="/home/ana/.netrc"')
-    hostile = load_dumped(theirs(*alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
+    alarm = 'alarm.command=["touch", "/tmp/owned"]'
+    hostile = load_dumped(theirs(alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
     assert hostile.alarm.command
     here = settings_here(hostile, tmp_path, goes_on=False)
     assert here.alarm.command == []
-    assert here.alarm.address_file == ""
     assert here.engine.kind == "local"
     assert here.checkpoint.keep == 2
     assert here.data.folder == str(tmp_path / "data")

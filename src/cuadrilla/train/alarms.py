@@ -1,12 +1,11 @@
-"""Alarms tell a person what happens to a run, by a program of theirs or through apprise (`[alarm]`). They also record
-the error of a run that fails.
+"""Alarms tell a person what happens to a run, by a program of theirs (`[alarm]`). They also record the error of a run
+that fails.
 
     with Alarms(config.alarm, run=run) as alarms:
         ...  # alarms.hear(kind, fields) for each event
 
 An alarm never delays a run and never makes it fail: a thread sends it, a program is killed after `LIMIT_SECONDS`, and
-an error is only a warning. There is no shell: a program gets the message as JSON on its standard input. Addresses are
-secrets and stay in their file.
+an error is only a warning. There is no shell: a program gets the message as JSON on its standard input.
 """
 
 import logging
@@ -16,13 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from json import dumps
-from pathlib import Path
 from typing import Any
 
 from cuadrilla.config import AlarmSection
 from cuadrilla.errors import ConfigError, CuadrillaError, ResourceError
 from cuadrilla.host.programs import run as run_program
-from cuadrilla.log import to_files_only
 from cuadrilla.messages import Message, language
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import RunDir, append_event, read_object, write_json
@@ -57,7 +54,6 @@ class Alarms:
 
     def __init__(self, section: AlarmSection, *, run: RunDir) -> None:
         self._section, self._run, self._name = section, run, run.path.resolve().name
-        self._addresses = run.path / section.address_file if section.address_file else None
         self._sender = ThreadPoolExecutor(1, "alarms")
         self._told_at: dict[str, float] = {}
         self._is_over = False
@@ -95,21 +91,6 @@ class Alarms:
             said = dumps(message).encode()
             if not run_program(self._section.command, seconds=LIMIT_SECONDS, stdin=said).ok:
                 log.warning("alarm.command did not start, or did not end well in %g s", LIMIT_SECONDS)
-        if self._addresses is not None and not _notify(self._addresses, message):
-            log.warning("apprise could not send a message to every address in %s", self._addresses)
-
-
-def _notify(addresses: Path, message: Mapping[str, str]) -> bool:
-    """Send to all addresses of the file, one per line; return whether all took it. apprise has its own time limits."""
-    try:
-        import apprise
-    except ImportError:
-        return False
-    to_files_only("apprise")
-    asset = apprise.AppriseAsset(async_mode=False)  # no threads of its own, which an ending process would wait for
-    service = apprise.Apprise(asset=asset)
-    service.add(apprise.AppriseConfig(str(addresses), asset=asset))
-    return bool(service.notify(title=message["title"], body=message["text"], body_format="text"))
 
 
 def reason_of(error: Exception) -> str:
