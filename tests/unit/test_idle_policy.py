@@ -12,30 +12,28 @@ import pytest
 from cuadrilla.crew import idle_policy as module
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
 from cuadrilla.home import Home
+from cuadrilla.host.gpus import GpuUsage
 
 ALL = OwnerRules(while_idle=True, on_power=True)
-GAME = 2**22 + 7
-Row = dict[str, Any]
 
 
-def use(busy: float | None = None, users: dict[int, float] | None = None) -> Row:
-    """A driver's report on a card, in percent."""
-    return {"busy_percent": busy, "users": None if users is None else [[pid, part] for pid, part in users.items()]}
+def use(*busy: float | None) -> tuple[GpuUsage, ...]:
+    """How busy each card is, in percent."""
+    return tuple(GpuUsage(index=index, name="GPU", busy_percent=percent) for index, percent in enumerate(busy))
 
 
 class Cards:
     """Reports that a driver gives one after the other; the last one is repeated."""
 
-    def __init__(self, *uses: Row) -> None:
+    def __init__(self, *uses: tuple[GpuUsage, ...]) -> None:
         self.answers = list(uses)
 
-    def rows(self) -> list[Row]:
-        return [self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]]
+    def sample(self) -> tuple[GpuUsage, ...]:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:
     made = IdlePolicy(OwnerRules(while_idle=True), home=home, gpus=cards, **options)  # type: ignore[arg-type]
-    made._told_apart = True
     made._others = lambda: 0.0  # type: ignore[method-assign]  # else the CPU load of the machine that runs the tests
     return made
 
@@ -62,19 +60,15 @@ def test_work_goes_on_unless_something_is_in_its_way(
     assert policy.why_wait(working=working) == reason
 
 
-def test_work_stops_for_a_game_and_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_waits_for_a_game_and_begins_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuadrilla.crew.idle_policy.POLL_SECONDS", 0.01)
     monkeypatch.setattr("cuadrilla.crew.idle_policy.QUIET_SECONDS", 0.05)
-    ours = {os.getpid(): 90}
-    cards = Cards(*[use(90, ours)] * 3, use(100, ours | {GAME: 60}))
-    idle_policy = policy_with(cards, Home(tmp_path / "home"))
-    assert [idle_policy.why_wait(working=True) for _ in range(4)] == [None] * 3 + ["the machine is being used"]
-    cards.answers = [use(60, {GAME: 60})] * 3 + [use(0, {})]
-    assert idle_policy.wait_until_idle() >= 0.05
-    assert cards.answers == [use(0, {})]
+    cards = Cards(*[use(None, 60)] * 3, use(0, None))
+    assert policy_with(cards, Home(tmp_path / "home")).wait_until_idle() >= 0.05
+    assert cards.answers == [use(0, None)]
 
 
-def test_a_gpu_that_tells_no_programs_apart(tmp_path: Path) -> None:
+def test_the_use_of_a_gpu(tmp_path: Path) -> None:
     """The load may be the worker's own, so it must not stop one that works. Before it works, others cause the load."""
     cards, home = Cards(use(100)), Home(tmp_path / "home")
     assert policy_with(cards, home).why_wait(working=True) is None

@@ -3,7 +3,6 @@
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -11,7 +10,7 @@ from pydantic import TypeAdapter
 
 from cuadrilla.host.card import real_cards
 from cuadrilla.host.container import Cgroups, read_cpu, read_memory
-from cuadrilla.host.gpus import Gpus, GpuUsage, others_on, parse_ioreg
+from cuadrilla.host.gpus import Gpus, GpuUsage, parse_ioreg
 from cuadrilla.host.usage import Sampler, Usage, usage_data
 from tests.inside import cuadrilla
 
@@ -146,26 +145,3 @@ def test_no_limit_is_the_whole_machine(tmp_path: Path) -> None:
 )
 def test_bytes_of_the_network_are_counted_once(names: list[str], counted: list[str]) -> None:
     assert real_cards(names) == counted
-
-
-OURS, GAME = 100, 200
-
-
-@pytest.mark.parametrize(
-    ("cards", "works", "told_apart", "part"),
-    [
-        ([], False, True, None),
-        ([(90, [[OURS, 90]])], True, True, 0.0),
-        ([(90, [[OURS, 50], [GAME, 40]])], True, True, 0.4),
-        ([(100, [[GAME, 80], [201, 70]])], True, True, 1.0),
-        ([(90, [[OURS, 50], [GAME, 40]])], True, False, None),  # numbers of another system
-        ([(90, [[GAME, 40]])], False, False, 0.9),
-        ([(90, None)], True, True, None),  # Apple, WSL: it may be all ours
-        ([(90, None)], False, True, 0.9),
-        ([(None, None)], False, True, None),
-        ([(10, None), (None, [[GAME, 60]])], False, True, 0.6),
-    ],
-)
-def test_what_of_a_card_others_use(cards: list[Any], works: bool, told_apart: bool, part: float | None) -> None:
-    rows = [{"busy_percent": busy, "users": users} for busy, users in cards]
-    assert others_on(rows, ours={OURS}, told_apart=told_apart, all_are_others=not works) == part

@@ -17,7 +17,7 @@ WhileIdle = Annotated[
     bool,
     typer.Option(
         "--while-idle",
-        help="Work only while other programs use little of the processor and of the GPU, as far as that is known.",
+        help="Work only while other programs use little of the processor, and begin only while no GPU is in use.",
     ),
 ]
 OnPower = Annotated[bool, typer.Option("--on-power", help="Work only while the machine is not on battery.")]

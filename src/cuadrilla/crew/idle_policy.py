@@ -3,7 +3,7 @@
 Invariants
 * A worker that waits has left the crew in order: its units go to others at once, and it joins again afterwards.
 * A machine that was used must be quiet for `QUIET_SECONDS` before work goes on.
-* What cannot be measured (no battery, no such counters, a GPU that does not tell programs apart) stops no work.
+* What cannot be measured (no battery, no such counters, which programs use a GPU while we train) stops no work.
 """
 
 import logging
@@ -12,20 +12,19 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
 import psutil
 
 from cuadrilla.home import Home
-from cuadrilla.host.facts import PSUTIL_ERRORS, read_facts
-from cuadrilla.host.gpus import Gpus, others_on
+from cuadrilla.host.facts import PSUTIL_ERRORS
+from cuadrilla.host.gpus import Gpus
 from cuadrilla.host.usage import read_battery
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 
 BUSY_PART, QUIET_PART = 0.3, 0.15
-"""Parts of the processor or of a GPU that other programs use: more than the first stops the work, and it waits until
-they use no more than the second."""
+"""Parts in use by other programs: more than the first of the processor stops the work, and it waits until they use no
+more than the second of the processor and of every GPU."""
 QUIET_SECONDS = 30.0
 POLL_SECONDS = 2.0
 NOT_BUSY = ("idle", "iowait", "guest", "nice")
@@ -84,25 +83,16 @@ class IdlePolicy:
         return None
 
     def _is_used(self, *, working: bool) -> bool:
-        parts = (self._others(), self._gpu_others(working=working))
-        used, now = max((part for part in parts if part is not None), default=0.0), time.monotonic()
+        used, now = self._others() or 0.0, time.monotonic()
+        if not working and self._root == os.getpid():  # else the use may be our own
+            used = max(used, self._gpu_use())
         if used > QUIET_PART:
             self._used_at = now
         return used > BUSY_PART if working else now - self._used_at < QUIET_SECONDS
 
-    def _gpu_others(self, *, working: bool) -> float | None:
-        """Part of a GPU that other programs use; of several GPUs the highest. While this process works, only use that
-        is known to be theirs counts. Before that all use counts, unless it may be ours in another process.
-        """
-        cards = self._gpus.rows()
-        if not cards:
-            return None
-        ours, alone = {process.pid for process in self._own()}, not working and self._root == os.getpid()
-        return others_on(cards, ours=ours, told_apart=self._told_apart, all_are_others=alone)
-
-    @cached_property
-    def _told_apart(self) -> bool:
-        return not read_facts().container  # in a container processes have other numbers than on their host
+    def _gpu_use(self) -> float:
+        """Part of a GPU that is in use, of several GPUs the highest; 0 if it is not known."""
+        return max((gpu.busy_percent or 0.0 for gpu in self._gpus.sample()), default=0.0) / 100
 
     def _own(self) -> list[psutil.Process]:
         """The root process and its descendants."""

@@ -1,9 +1,8 @@
-"""How busy the GPUs of this machine are, and which processes use them. Never raises, never waits beyond its limit.
+"""How busy the GPUs of this machine are. Never raises, never waits beyond its limit.
 
 NVIDIA's library (NVML) can hang, and can take its process down with it (microsoft/WSL#11277). It is therefore asked in
 a child process (`host/probe.py`). After a failure no child is started for a while. An Apple GPU is asked through
-`ioreg`, which needs no root. What is not known is None. WSL2 does not tell processes apart; in a container, pids are
-those of the host.
+`ioreg`, which needs no root. What is not known is None.
 """
 
 import os
@@ -11,7 +10,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -65,18 +64,9 @@ class Gpus:
         """Whether there is a driver that did not answer the last question."""
 
     def sample(self) -> tuple[GpuUsage, ...]:
-        names = [field.name for field in fields(GpuUsage)]
-        rows: list[dict[str, Any]] = [{name: row.get(name) for name in names} for row in self.rows()]
-        return tuple(GpuUsage(**row) for row in rows)
-
-    def close(self) -> None:
-        """End the wait in the present `rows`, or the next one. May be called from any thread."""
-        self._closed.set()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each card: the fields of `GpuUsage`, and `users`: [pid, percent] of each process that uses it."""
+        """The cards now; () where there are none, or where they did not answer."""
         if not self._argv or time.monotonic() < self._pause_until:
-            return []
+            return ()
         said = run(self._argv, seconds=TIMEOUT_SECONDS, stop=self._closed.is_set)
         told = [row["gpus"] for row in json_rows(said.text) if isinstance(row.get("gpus"), list)]
         rows = parse_ioreg(said.text) if self._argv is IOREG else next(iter(told), None)
@@ -84,29 +74,17 @@ class Gpus:
         self._closed.clear()
         if self.is_silent:
             self._pause_until = time.monotonic() + RETRY_SECONDS
-        return rows or []
+        names = {field.name for field in fields(GpuUsage)}
+        return tuple(GpuUsage(**{name: row[name] for name in names & row.keys()}) for row in rows or ())
+
+    def close(self) -> None:
+        """End the wait in the present `sample`, or the next one. May be called from any thread."""
+        self._closed.set()
 
 
 def has_driver() -> bool:
     """Whether NVIDIA's driver is here. `nvidia-smi` proves nothing: our CPU image has one that says there is none."""
     return any(os.path.exists(path) for path in DRIVER_FILES if os.path.isabs(path))  # not a file "C:..." here
-
-
-def others_on(
-    cards: Sequence[Mapping[str, Any]], *, ours: Collection[int], told_apart: bool, all_are_others: bool
-) -> float | None:
-    """How busy other programs keep the card that they use most, from 0 to 1; None if unknown.
-
-    `cards`: `Gpus.rows`. `told_apart`: pids in them are this machine's. `all_are_others`: no process of ours computes.
-    """
-    found = []
-    for card in cards:
-        busy, users = card.get("busy_percent"), card.get("users")
-        if users is not None and told_apart:
-            found.append(min(100.0, sum(percent for pid, percent in users if pid not in ours)))
-        elif busy is not None and all_are_others:
-            found.append(busy)
-    return max(found) / 100 if found else None
 
 
 def parse_ioreg(text: str) -> list[dict[str, Any]]:

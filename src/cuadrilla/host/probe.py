@@ -19,9 +19,7 @@ CHILD = (sys.executable, "-P", "-m", "cuadrilla.host.probe")
 """-P: a file torch.py or json.py in the user's folder must not shadow the real one."""
 CARDS_CHILD = (*CHILD, "cards")
 SPEED_SECONDS = 0.1
-MAX_CARDS, MAX_PROCESSES = 16, 1000
-SINCE_SECONDS = 3.0
-"""Age of the usage samples to ask for. The driver takes a few each second, and keeps them for a while."""
+MAX_CARDS = 16
 NVIDIA = "0x10de"
 """NVIDIA's vendor number on the PCI bus."""
 
@@ -85,24 +83,9 @@ def _cards(nvml: Any) -> list[dict[str, Any]]:
                 "memory_bytes": getattr(memory, "total", None),
                 "temperature_celsius": _asked(nvml, "nvmlDeviceGetTemperature", card, nvml.NVML_TEMPERATURE_GPU),
                 "power_watts": None if milliwatts is None else round(milliwatts / 1000, 1),
-                "users": _users(nvml, card),
             }
         )
     return found
-
-
-def _users(nvml: Any, card: Any) -> list[list[int]] | None:
-    """[pid, percent of the time] of the processes that used the card in the last seconds. None where the driver does
-    not know: under WSL, and for a part of a card (MIG)."""
-    if card is None:
-        return None
-    since = int((time.time() - SINCE_SECONDS) * 1e6)
-    try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(card, since)
-    except nvml.NVMLError as error:
-        return [] if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # no process computes
-    newest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-    return [[pid, percent] for pid, percent in newest.items() if pid and percent <= 100][:MAX_PROCESSES]
 
 
 def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
