@@ -10,8 +10,6 @@ CHECKS: Mapping[str, Callable[[Here], Iterator[Finding]]] = {
     "machine.system": machine.system,
     "machine.memory": machine.memory,
     "machine.disk": machine.disk,
-    "machine.shm": machine.shared_memory,
-    "machine.power": machine.power,
     "machine.variables": machine.variables,
     "devices.torch": devices.torch,
     "devices.gpu": devices.gpu,

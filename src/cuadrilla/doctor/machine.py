@@ -1,23 +1,17 @@
-"""Checks of the machine itself: memory, disk, power, variables."""
+"""Checks of the machine itself: memory, disk, variables."""
 
-import os
 import platform
 import re
 from collections.abc import Callable, Iterator
 from shlex import quote
 
-import psutil
-
 from cuadrilla.doctor.finding import Finding, fail, ok, warn
 from cuadrilla.doctor.here import Here
-from cuadrilla.host.usage import read_battery
 from cuadrilla.messages import Message
 
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
 NO_DISK_BYTES, LITTLE_DISK_BYTES = GIB, 5 * GIB
 NO_MEMORY_BYTES, LITTLE_FREE_BYTES = 2 * GIB, GIB // 2
-SMALLEST_SHM_BYTES = 64 * MIB
-"""Docker's default for /dev/shm. We read data without it; PyTorch's DataLoader workers and Ray need some of it."""
 
 
 def system(here: Here) -> Iterator[Finding]:
@@ -78,30 +72,6 @@ def disk(here: Here) -> Iterator[Finding]:
     elif not here_folder.writable:
         cause = Message("{path} cannot be written to: no run can begin there", path=here_folder.path)
         yield warn(cause, command="cd ~")
-
-
-def shared_memory(here: Here) -> Iterator[Finding]:
-    """/dev/shm of a container is large enough for Ray and PyTorch's DataLoader workers."""
-    if not here.facts.container or not os.path.isdir("/dev/shm"):
-        return
-    mib = psutil.disk_usage("/dev/shm").total / MIB
-    if mib >= SMALLEST_SHM_BYTES / MIB:
-        yield ok(Message("/dev/shm has {mib:,.0f} MiB", mib=mib))
-        return
-    yield warn(
-        Message("/dev/shm has {mib:,.0f} MiB; Ray and DataLoader workers stop with a bus error", mib=mib),
-        remedy=Message("or in a compose file: shm_size: 2gb"),
-        command="docker run --shm-size 2g ...",
-        shell="host",
-    )
-
-
-def power(_here: Here, *, battery: Callable[[], tuple[float | None, bool | None]] = read_battery) -> Iterator[Finding]:
-    """The machine is not on battery: it would train slowly, and then not at all. A crew goes on without it."""
-    percent, on_battery = battery()
-    if on_battery:
-        cause = Message("on battery ({percent:.0f} %): slower, and not for long", percent=percent or 0.0)
-        yield warn(cause, remedy=Message("plug it in"))
 
 
 def variables(here: Here) -> Iterator[Finding]:
