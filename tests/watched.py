@@ -69,9 +69,8 @@ class WrittenCrew:
         busy = 100 * (1 - waits) * (0.9 + 0.08 * math.sin(step / 3 + len(name)))
         return {
             "time": at, "kind": "usage", "cpu_percent": round(busy, 1), "memory_used_bytes": int(5.2 * GIB),
-            "memory_bytes": 16 * GIB, "process_cpu_percent": 350.0, "process_memory_bytes": int(1.4 * GIB),
-            "disk_free_bytes": 118 * GIB, "disk_bytes": 512 * GIB, "disk_read_bytes_per_second": 120_000.0,
-            "disk_written_bytes_per_second": 1_300_000.0, "network_sent_bytes_per_second": 2_100_000.0,
+            "memory_bytes": 16 * GIB, "disk_free_bytes": 118 * GIB, "disk_bytes": 512 * GIB,
+            "network_sent_bytes_per_second": 2_100_000.0,
             "network_received_bytes_per_second": 1_900_000.0, "temperature_celsius": 61.0 + 4 * math.sin(step / 9),
             "phase": ("computing", "sending", "computing", "receiving", "waiting")[step % 5],
             "waiting_part": round(waits, 3), "sent_bytes_per_second": 1_800_000.0,

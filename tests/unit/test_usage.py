@@ -41,10 +41,8 @@ def test_two_samples_of_this_machine(tmp_path: Path) -> None:
     with closing(Sampler(gpus=Gpus(()), folder=tmp_path)) as sampler:
         first = sampler.sample()
         assert first.network_sent_bytes_per_second is None
-        assert sum(range(2_000_000)) > 0
         second = sampler.sample()
-    assert 0 < (second.process_memory_bytes or 0) < (second.memory_bytes or 0)
-    assert (second.process_cpu_percent or 0) > 0
+    assert 0 < (second.memory_used_bytes or 0) < (second.memory_bytes or 0)
     assert 0 <= (second.disk_free_bytes or 0) <= (second.disk_bytes or 0)
     assert second.gpus == ()
     assert not sampler.gpus.is_silent

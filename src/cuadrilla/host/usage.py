@@ -1,4 +1,4 @@
-"""How busy this machine is: one sample of processor, memory, disk, network, sensors, this process and the GPUs.
+"""How busy this machine is: one sample of processor, memory, disk, network, sensors and the GPUs.
 
 Taking a sample never raises: what cannot be read is None. In a container with limits, processor and memory mean what
 the container may use. Samples from other machines are checked against the annotations (pydantic): a value beyond its
@@ -26,17 +26,13 @@ CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """CPU figures and rates are means since the sampler's last sample. 100 % is all that this machine or container may
-    use; in `process_cpu_percent` it is one core."""
+    use."""
 
     cpu_percent: Percent = None
     memory_used_bytes: Bytes = None
     memory_bytes: Bytes = None
-    process_cpu_percent: Amount = None
-    process_memory_bytes: Bytes = None
     disk_free_bytes: Bytes = None
     disk_bytes: Bytes = None
-    disk_read_bytes_per_second: Amount = None
-    disk_written_bytes_per_second: Amount = None
     network_sent_bytes_per_second: Amount = None
     network_received_bytes_per_second: Amount = None
     temperature_celsius: Celsius = None
@@ -64,7 +60,6 @@ class Sampler:
         self._folder = folder
         self.gpus = gpus or Gpus()
         self._cgroups = cgroups or Cgroups()
-        self._process = psutil.Process()
         self._last: dict[str, tuple[float, float]] = {}
         """By name of the counter: its last value, and the total at that time (seconds, or seconds of all cores)."""
 
@@ -75,8 +70,7 @@ class Sampler:
     def sample(self) -> Usage:
         """The machine now. Never raises. May take some seconds if a driver hangs, unless `close` is called."""
         found: dict[str, Any] = {}
-        own = (self._cpu, self._memory, self._own, self._disk, self._disk_rates, self._network, self._battery)
-        for read in (*own, _heat):
+        for read in (self._cpu, self._memory, self._disk, self._network, self._battery, _heat):
             with suppress(*PSUTIL_ERRORS):
                 found |= read()
         return Usage(**found, gpus=self.gpus.sample())
@@ -93,23 +87,9 @@ class Sampler:
         used, memory = read_memory(self._cgroups)
         return {"memory_used_bytes": used, "memory_bytes": memory}
 
-    def _own(self) -> dict[str, Any]:
-        with self._process.oneshot():
-            return {
-                "process_cpu_percent": self._process.cpu_percent(),
-                "process_memory_bytes": self._process.memory_info().rss,
-            }
-
     def _disk(self) -> dict[str, Any]:
         usage = psutil.disk_usage(str(self._folder)) if self._folder is not None else None
         return {"disk_free_bytes": usage.free, "disk_bytes": usage.total} if usage else {}
-
-    def _disk_rates(self) -> dict[str, Any]:
-        counters = psutil.disk_io_counters(nowrap=False)
-        return {
-            "disk_read_bytes_per_second": self._rate("read", counters.read_bytes),
-            "disk_written_bytes_per_second": self._rate("written", counters.write_bytes),
-        }
 
     def _network(self) -> dict[str, Any]:
         found = psutil.net_io_counters(pernic=True, nowrap=False)

@@ -55,18 +55,14 @@ def _devices(now: Data) -> Iterable[tuple[str, float | None, list[str]]]:
     if now["gpus_silent"]:
         yield Message("GPU"), None, [Message("does not answer")]
     free, room = now["disk_free_bytes"], now["disk_bytes"]
-    rates = [(Message("reads"), "disk_read"), (Message("writes"), "disk_written")]
-    left = [Message("{free:,.0f} GiB free", free=free / GIB)] if free is not None else []
-    yield Message("disk"), _part(None if free is None else room - free, room), [*left, *_rates(now, rates)]
-    rates = [(Message("sends"), "network_sent"), (Message("receives"), "network_received")]
-    yield Message("network"), None, _rates(now, rates)
+    left: list[str] = [Message("{free:,.0f} GiB free", free=free / GIB)] if free is not None else []
+    yield Message("disk"), _part(None if free is None else room - free, room), left
+    ways = ((Message("sends"), "sent"), (Message("receives"), "received"))
+    rates = [f"{_say(word)} {_say(rate(now[f'network_{way}_bytes_per_second']))}" for word, way in ways]
+    yield Message("network"), None, rates
     if now["battery_percent"] is not None:
         power = Message("on battery") if now["on_battery"] else Message("on power")
         yield Message("battery"), now["battery_percent"], [power]
-
-
-def _rates(now: Data, names: Iterable[tuple[Message, str]]) -> list[str]:
-    return [f"{_say(word)} {_say(rate(now[f'{name}_bytes_per_second']))}" for word, name in names]
 
 
 def _part(used: float | None, total: float | None) -> float | None:

@@ -113,7 +113,6 @@ function aloneRow(machine, width) {
     ...Object.entries(machine.facts ?? {}),
     ...gpusOf(machine).map((gpu) => [`${say("GPU")} ${gpu.index}`, [gpu.name, ratio(gpu.busy_percent), memoryOf(gpu), celsius(gpu.temperature_celsius), known(gpu.power_watts) ? say("{n} W", { n: whole(gpu.power_watts) }) : ""].filter(Boolean).join(" · ")]),
     [say("disk free"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
-    [say("disk read / written"), pair(usage.disk_read_bytes_per_second, usage.disk_written_bytes_per_second, rate)],
     [say("network sent / received"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
     [say("to / from the coordinator"), pair(machine.sent_bytes_per_second, machine.received_bytes_per_second, rate)],
     [say("battery"), known(usage.battery_percent) ? (usage.on_battery ? say("{n}, not plugged in", { n: ratio(usage.battery_percent) }) : ratio(usage.battery_percent)) : ""],
