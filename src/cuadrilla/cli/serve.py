@@ -62,7 +62,7 @@ def serve(
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # this thread ends with its OpenMP helpers: more helpers than cores would sleep
             service = Service(pool.apply(load, (models,)))
-        app: Any = service.meters.counting(Edge(make_app(service), key=key, pages=True))
+        app: Any = Edge(make_app(service), key=key, pages=True)
         if key:  # pages of other origins may send the key
             app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
         listen(

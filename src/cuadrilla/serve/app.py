@@ -23,9 +23,6 @@ from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.version import __version__
 
-ROUTES = frozenset(
-    ("/", *OPEN_TO_ALL, "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/predict")
-)
 Kind = TypeVar("Kind", ServedModel, Predictor)
 T = TypeVar("T")
 
@@ -35,7 +32,7 @@ class Service:
     """The models of a service, by name. A request without a model's name gets the first one of its kind."""
 
     models: Mapping[str, ServedModel | Predictor]
-    meters: Meters = field(default_factory=lambda: Meters(routes=ROUTES))
+    meters: Meters = field(default_factory=Meters)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
