@@ -43,7 +43,7 @@ def main() -> None:
         save_hf(model, Path(folder), tokenizer=tokenizer_of(model.config.vocab_size))
         chosen = ("--slots", given.slots, "--queue", 1000, "--precision", given.precision)
         with (
-            serving(f"fast={folder}", *chosen) as service,
+            serving(folder, "--name", "fast", *chosen) as service,
             ProcessPoolExecutor(1, spawn, initializer=os.nice, initargs=(19,)) as client,
         ):
             for number in given.clients:

@@ -23,7 +23,6 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 32
 def add_options(parser: Any) -> None:
     parser.add_argument("--inputs", type=Path, default="inputs.json", help="JSON, for Predictions")
     parser.add_argument("--api-key-file", type=Path, help="the service's key")
-    parser.add_argument("--model", default=None, help="of several models, which one")
 
 
 class Caller(HttpUser):
@@ -31,7 +30,6 @@ class Caller(HttpUser):
 
     def on_start(self) -> None:
         options = self.environment.parsed_options
-        self.model = {"model": options.model} if options.model else {}
         if options.api_key_file:
             self.client.headers["Authorization"] = f"Bearer {options.api_key_file.read_text().strip()}"
 
@@ -40,7 +38,7 @@ class Completions(Caller):
     @task
     def complete(self) -> None:
         prompt = [random.randrange(1, 256) for _ in range(PROMPT_TOKENS)]
-        asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "ignore_eos": True, "stream": True, **self.model}
+        asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "ignore_eos": True, "stream": True}
         began, reason = time.perf_counter(), None
         with self.client.post(
             "/v1/completions", json=asked, stream=True, catch_response=True, name="first token"
@@ -64,4 +62,4 @@ class Predictions(Caller):
 
     @task
     def predict(self) -> None:
-        self.client.post("/v1/predict", json={"inputs": [random.choice(self.inputs)], **self.model})
+        self.client.post("/v1/predict", json={"inputs": [random.choice(self.inputs)]})

@@ -1,4 +1,4 @@
-"""The playground in a real browser: a person types, watches, stops and compares. No text of a service becomes HTML.
+"""The playground in a real browser: a person types, watches and stops. No text of a service becomes HTML.
 
 Models are real and tiny. Texts that they would never generate come from a fake service with the same page.
 """
@@ -6,7 +6,6 @@ Models are real and tiny. Texts that they would never generate come from a fake 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.rows import Rows
 from cuadrilla.model.sampling import Sampling
-from cuadrilla.serve.app import Service, make_app
+from cuadrilla.serve.app import make_app
 from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.page import headers, page
 from cuadrilla.serve.predictions import Predictor
@@ -43,9 +42,9 @@ PROMPT = "Había una vez"
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>&lt;b&gt;"
 
 
-def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
+def language_model(tokenizer: Tokenizer) -> LanguageModel:
     """An untrained model that generates only whole words of ASCII: the embedding's rows of other tokens are 0."""
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     config = GPT2Config(vocab_size=tokenizer.vocab_size, context=CONTEXT, layers=1, heads=2, width=16)
     model = GPT2(config).eval()
     with torch.no_grad():
@@ -60,44 +59,26 @@ def language_model(seed: int, tokenizer: Tokenizer) -> LanguageModel:
     return LanguageModel(model=model, tokenizer=tokenizer, tokenizer_path=path, device=CPU, precision=precision)
 
 
-def service_of(models: dict[str, LanguageModel], predictors: dict[str, Predictor] | None = None) -> Service:
-    served = {
-        name: ServedModel(name=name, opened=opened, rows=Rows(opened.ready, slots=2), queue=2)
-        for name, opened in models.items()
-    }
-    return Service({**served, **(predictors or {})})
-
-
 @contextmanager
-def listening_service(service: Service) -> Iterator[str]:
-    with listening(Edge(make_app(service), key=""), around=service.running()) as url:
+def listening_service(model: ServedModel | Predictor) -> Iterator[str]:
+    with listening(Edge(make_app(model), key=""), around=model.running()) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train([TEXT] * 20, vocab_size=340)
+def model() -> LanguageModel:
+    return language_model(Tokenizer.train([TEXT] * 20, vocab_size=340))
 
 
 @pytest.fixture(scope="module")
-def models(tokenizer: Tokenizer) -> dict[str, LanguageModel]:
-    return {"uno": language_model(1, tokenizer), "otro": language_model(2, tokenizer)}
-
-
-@dataclass(frozen=True)
-class Running:
-    url: str
-    service: Service
-
-    def busy(self) -> int:
-        return sum(model.batcher.busy_slots for model in self.service.all_of(ServedModel))
+def served(model: LanguageModel) -> ServedModel:
+    return ServedModel(name="uno", opened=model, rows=Rows(model.ready, slots=2), queue=2)
 
 
 @pytest.fixture(scope="module")
-def running(models: dict[str, LanguageModel]) -> Iterator[Running]:
-    service = service_of(models)
-    with listening_service(service) as url:
-        yield Running(url, service)
+def url(served: ServedModel) -> Iterator[str]:
+    with listening_service(served) as found:
+        yield found
 
 
 def greedy(model: LanguageModel, prompt: str, *, tokens: int) -> str:
@@ -118,78 +99,62 @@ def write(tab: Tab, prompt: str, **values: object) -> None:
     put(tab, **values)
 
 
-def ended(tab: Tab, *, column: int = 0) -> str:
-    """Wait until a column has ended; the words with which it says so."""
+def ended(tab: Tab) -> str:
+    """Wait until the text has ended; the words with which the page says so."""
     found: str = tab.until(
-        f"(() => {{ const column = document.querySelectorAll('.column')[{column}];"
-        "return column.querySelector('.out').ariaBusy === 'false' &&"
-        " (column.querySelector('.error').innerText || column.querySelector('.state').innerText); })()"
+        "(() => { const texts = document.querySelector('#texts');"
+        "return texts.querySelector('.out').ariaBusy === 'false' &&"
+        " (texts.querySelector('.error').innerText || texts.querySelector('.state').innerText); })()"
     )
     return found
 
 
-def output(tab: Tab, *, column: int = 0) -> str:
-    found: str = tab.value(f"document.querySelectorAll('.out')[{column}].textContent")
+def output(tab: Tab) -> str:
+    found: str = tab.value("document.querySelector('.out').textContent")
     return found
 
 
-def test_a_person_types_and_reads_on(tab: Tab, running: Running, models: dict[str, LanguageModel]) -> None:
-    tab.open(running.url)
-    write(tab, PROMPT, max_tokens=20, temperature=0)
+def test_a_person_types_and_reads_on(tab: Tab, url: str, model: LanguageModel) -> None:
+    tab.open(url)
+    assert tab.text("#texts h2") == "uno"
+    write(tab, PROMPT, max_tokens=20, temperature=0, seed=7)
     tab.press("Enter", modifiers=CONTROL)
     assert "(length)" in ended(tab)
-    expected = greedy(models["uno"], PROMPT, tokens=20)
+    expected = greedy(model, PROMPT, tokens=20)
     assert output(tab) == expected
+    assert tab.text("#texts .seed") == "seed 7"
     assert "20 tokens" in tab.text(".count")
     assert "tokens/s" in tab.text(".speed")
     tab.click(".more")  # continues from the whole text
     assert "(length)" in ended(tab)
     assert tab.value("document.querySelector('#prompt').value") == PROMPT + expected
-    assert output(tab) == greedy(models["uno"], PROMPT + expected, tokens=20)
+    assert output(tab) == greedy(model, PROMPT + expected, tokens=20)
     write(tab, "un barco\nde vela\n", stop="zzz", max_tokens=5)
     tab.click("#go")
     ended(tab)
-    assert output(tab) == greedy(models["uno"], "un barco\nde vela\n", tokens=5)
+    assert output(tab) == greedy(model, "un barco\nde vela\n", tokens=5)
 
 
-def test_escape_stops_and_the_slot_is_free(tab: Tab, running: Running) -> None:
-    tab.open(running.url)
+def test_escape_stops_and_the_slot_is_free(tab: Tab, url: str, served: ServedModel) -> None:
+    tab.open(url)
     write(tab, PROMPT, max_tokens=CONTEXT - 10, temperature=0)
     tab.click("#go")
     tab.until("document.querySelectorAll('.piece').length > 20")
-    assert running.busy() == 1
+    assert served.batcher.busy_slots == 1
     assert tab.text("#go") == "Stop"
     tab.press("Escape")
     assert ended(tab) == "Stopped by you."
-    wait_for(lambda: running.busy() == 0)
+    wait_for(lambda: served.batcher.busy_slots == 0)
     assert len(output(tab)) > 20
     tab.click("#go")  # once more, and by the button
     tab.until("document.querySelectorAll('.piece').length > 20")
     tab.click("#go")
     assert ended(tab) == "Stopped by you."
-    wait_for(lambda: running.busy() == 0)
+    wait_for(lambda: served.batcher.busy_slots == 0)
 
 
-def test_two_models_side_by_side(tab: Tab, running: Running, models: dict[str, LanguageModel]) -> None:
-    tab.open(running.url)
-    tab.choose("#other", "otro")
-    write(tab, PROMPT, max_tokens=30, temperature=0, seed=7)
-    tab.click("#go")
-    for column, name in enumerate(models):
-        assert "(length)" in ended(tab, column=column)
-        assert output(tab, column=column) == greedy(models[name], PROMPT, tokens=30)
-    told = tab.value("['.name', '.seed'].map((one) => [...document.querySelectorAll(one)].map((at) => at.textContent))")
-    assert told == [["uno", "otro"], ["seed 7", "seed 7"]]
-    assert tab.value("[...document.querySelectorAll('.speed')].every((at) => at.textContent.endsWith('tokens/s'))")
-    assert tab.value("[...document.querySelectorAll('#other option')].map((one) => one.disabled)") == [
-        False, True, False,
-    ]  # fmt: skip
-    tab.choose("#other", "")
-    assert tab.value("document.querySelectorAll('.column:not([hidden])').length") == 1
-
-
-def test_what_else_was_likely(tab: Tab, running: Running) -> None:
-    tab.open(running.url)
+def test_what_else_was_likely(tab: Tab, url: str) -> None:
+    tab.open(url)
     write(tab, PROMPT, max_tokens=8, temperature=0)
     tab.click("[name=logprobs]")
     tab.click("#go")
@@ -237,32 +202,36 @@ def chunk(text: str, *, reason: str | None = None, top: dict[str, float] | None 
 
 @pytest.fixture(scope="module")
 def strange() -> Iterator[str]:
-    """The URL of a fake service, which sends hostile texts."""
+    """The URL of a fake service, which sends hostile texts; below it the page of a task, /task."""
 
-    async def show(_: Request) -> Response:
-        task = {"model": HOSTILE, "inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}
-        text, policy = page(["uno", HOSTILE], [task], languages="en")
+    async def show(request: Request) -> Response:
+        task = {"inputs": {"description": HOSTILE, "type": HOSTILE}, "outputs": None}
+        text, policy = page(HOSTILE, task if request.url.path == "/task" else None, languages="en")
         return HTMLResponse(text, headers=headers(policy))
 
-    app = Starlette(routes=[Route("/", show), Route("/v1/completions", hostile, methods=["POST"])])
+    pages = [Route(path, show) for path in ("/", "/task")]
+    app = Starlette(routes=[*pages, Route("/v1/completions", hostile, methods=["POST"])])
     with listening(Edge(app, key="")) as url:
         yield url
 
 
 def test_nothing_that_comes_in_becomes_html(tab: Tab, strange: str) -> None:
     tab.open(strange)
-    tab.choose("#other", HOSTILE)
+    assert tab.text("#texts h2") == HOSTILE
     elements = tab.value("document.querySelectorAll('script, img').length")
     write(tab, "hostile")
     tab.click("#go")
-    for column in (0, 1):
-        assert "(stop)" in ended(tab, column=column)
-        assert output(tab, column=column) == "una " + HOSTILE
+    assert "(stop)" in ended(tab)
+    assert output(tab) == "una " + HOSTILE
     tab.click(".piece:nth-child(2)")
     assert tab.text("#card code") == HOSTILE.replace(" ", "␣")
     tab.press("Escape")
     tab.click(".edit")
-    assert tab.value("document.querySelector('.mirror .prompt').textContent") == "hostileuna " + HOSTILE
+    assert tab.value("document.querySelector('#texts .prompt').textContent") == "hostileuna " + HOSTILE
+    assert tab.value("document.querySelectorAll('script, img').length") == elements
+    assert tab.value("window.owned") is None
+    tab.open(strange + "/task")
+    assert tab.text("#task h2") == HOSTILE
     assert HOSTILE in tab.text("#takes")
     assert tab.value("document.querySelectorAll('script, img').length") == elements
     assert tab.value("window.owned") is None
@@ -281,10 +250,10 @@ class Sums:
         return found
 
 
-def test_a_service_that_has_only_a_task(tab: Tab) -> None:
-    with listening_service(service_of({}, {"sums": predictor(Sums())})) as url:
+def test_a_service_of_a_task(tab: Tab) -> None:
+    with listening_service(predictor(Sums())) as url:
         tab.open(url)
-        tab.until("!document.querySelector('#tasks').hidden")
+        tab.until("!document.querySelector('#task').hidden")
         assert tab.value("document.querySelector('#texts').hidden")
         assert '"maximum": 1' in tab.text("#takes")
         for typed, told in (

@@ -18,7 +18,7 @@ from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve import served
-from cuadrilla.serve.app import Service, make_app
+from cuadrilla.serve.app import make_app
 from cuadrilla.serve.batching import Batcher, Call
 from cuadrilla.serve.completions import begin
 from cuadrilla.serve.edge import Refusal
@@ -153,39 +153,38 @@ def opened(model: InferenceModel) -> LanguageModel:
 
 
 @asynccontextmanager
-async def service_of(model: InferenceModel) -> AsyncIterator[tuple[Service, ServedModel]]:
+async def service_of(model: InferenceModel) -> AsyncIterator[ServedModel]:
     made = ServedModel(name="m", opened=opened(model), rows=Rows(model, slots=1), queue=5)
-    service = Service({"m": made})
-    async with service.running():
-        yield service, made
+    async with made.running():
+        yield made
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_in_a_step_is_seen_by_who_asks_for_the_health(
     model: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def health(service: Service) -> int:
+    async def health(served_model: ServedModel) -> int:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=make_app(service)), base_url="http://m"
+            transport=httpx.ASGITransport(app=make_app(served_model)), base_url="http://m"
         ) as client:
             return (await client.get("/health")).status_code
 
     async def scene() -> None:
-        async with service_of(model) as (service, served_model):
-            assert await health(service) == 200
+        async with service_of(model) as served_model:
+            assert await health(served_model) == 200
             monkeypatch.setattr(model, "read", _bug)
             call = served_model.batcher.submit([Row([1], GREEDY)])
             assert [step async for step in steps_of(call)] == [(None, "error")]
-            assert await health(service) == 503
+            assert await health(served_model) == 503
 
     asyncio.run(scene())
 
 
 def test_who_stops_reading_a_stream_leaves_at_once(model: InferenceModel) -> None:
     async def scene() -> None:
-        async with service_of(model) as (service, served_model):
+        async with service_of(model) as served_model:
             asked = CompletionRequest.model_validate({"prompt": [1], "max_tokens": 40, "stream": True})
-            events = (await begin(served_model, asked, service.meters)).events()
+            events = (await begin(served_model, asked)).events()
             await anext(events)
             left: list[Row] = []
             served_model.batcher.leave = lambda *rows: left.extend(rows)  # type: ignore[method-assign]
@@ -199,7 +198,7 @@ def test_more_slots_than_memory_holds(model: InferenceModel, monkeypatch: pytest
     monkeypatch.setattr(InferenceModel, "new_cache", _out_of_memory)
     monkeypatch.setattr(served, "open_model", lambda _path, **_given: opened(model))
     with pytest.raises(ResourceError, match="second: not enough memory to continue 2 texts at once") as raised:
-        served.open_served(["second=x"], device="cpu", newest=False, precision="fp32", slots=2, queue=0)
+        served.open_served(Path("x"), name="second", device="cpu", newest=False, precision="fp32", slots=2, queue=0)
     assert "--slots 1" in raised.value.hint
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from contextlib import closing
 
 import pytest
 from torch import nn
@@ -28,12 +27,13 @@ class Liar:
 @pytest.mark.parametrize("lie", ["raise", "few", "nan", "exit"])
 def test_a_task_that_lies_or_fails(lie: str) -> None:
     asked: list[str | int] = ["abc", lie, "de", 5, lie, "f"]
-    with closing(predictor(Liar())) as service:
 
-        async def all_at_once() -> list[bytes | BaseException]:
+    async def all_at_once() -> list[bytes | BaseException]:
+        service = predictor(Liar())
+        async with service.running():
             return await asyncio.gather(*(service.ask([one]) for one in asked), return_exceptions=True)
 
-        found = asyncio.run(all_at_once())
+    found = asyncio.run(all_at_once())
     for one, answer in zip(asked, found, strict=True):
         if isinstance(answer, bytes):
             assert json.loads(answer)["outputs"] == [len(str(one))]

@@ -90,7 +90,7 @@ def front(model: Path, tmp_path: Path) -> Iterator[Front]:
     port = free_port()
     options = ["--slots", SLOTS, "--queue", 100]
     with ExitStack() as stack:
-        services = [stack.enter_context(serving(f"modelo={model}", *options)) for _ in range(2)]
+        services = [stack.enter_context(serving(model, "--name", "modelo", *options)) for _ in range(2)]
         addresses = [service.url.removeprefix("http://") for service in services]
         stack.enter_context(in_front_of(addresses, port=port, folder=tmp_path))
         yield Front(port, services)

@@ -38,7 +38,7 @@ def model(run: Path) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def service(run: Path) -> Iterator[Service]:
-    with serving(run, f"other={run}", "--slots", 8, "--queue", 64, key=KEY) as found:
+    with serving(run, "--slots", 8, "--queue", 64, key=KEY) as found:
         yield found
 
 
@@ -94,19 +94,19 @@ def test_chat_is_flattened(client: openai.OpenAI, model: LanguageModel) -> None:
     messages = [{"role": "system", "content": "Cuentos."}, {"role": "user", "content": "Había una vez"}]
     expected = greedy(model, "Cuentos.\n\nHabía una vez", tokens=8)
     whole = client.chat.completions.create(
-        model="other", messages=messages, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
+        model="run", messages=messages, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
     )  # type: ignore[call-overload]
     assert whole.choices[0].message.content == expected
     content = whole.choices[0].logprobs.content
     assert b"".join(bytes(token.bytes) for token in content).decode(errors="replace") == expected
     assert all(token.top_logprobs[0].logprob == token.logprob for token in content)  # greedy: the best one
-    pieces = client.chat.completions.create(model="other", messages=messages, max_tokens=8, temperature=0, stream=True)  # type: ignore[call-overload]
+    pieces = client.chat.completions.create(model="run", messages=messages, max_tokens=8, temperature=0, stream=True)  # type: ignore[call-overload]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == expected
 
 
 def test_what_clients_ask_beside_completions(service: Service, client: openai.OpenAI) -> None:
-    assert [found.id for found in client.models.list()] == ["run", "other"]
-    assert client.models.retrieve("other").id == "other"
+    assert [found.id for found in client.models.list()] == ["run"]
+    assert client.models.retrieve("run").id == "run"
     assert service.ask("/healthz") == service.ask("/health") == (200, {"status": "ok"})
     asks = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}  # an app's page in a browser
     asks["Access-Control-Request-Headers"] = "authorization,content-type"

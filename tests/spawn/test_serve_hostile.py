@@ -50,7 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
-    with serving(folder / "long", folder / "nan", "--slots", 4, "--queue", 60, key=KEY) as found:
+    with serving(folder / "long", "--slots", 4, "--queue", 60, key=KEY) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def broken(folder: Path) -> Iterator[Service]:
+    with serving(folder / "nan", "--name", "broken", key=KEY) as found:
         yield found
 
 
@@ -152,17 +158,17 @@ def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_model_whose_numbers_are_none(service: Service, chat: bool) -> None:
+def test_a_model_whose_numbers_are_none(broken: Service, chat: bool) -> None:
     """This ends the text, not the service: the answer has the finish reason `error`."""
     if chat:
         path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hola"}], "logprobs": True}
     else:
         path, asked = COMPLETIONS, {"prompt": ["Hola", "Adiós"], "logprobs": 3, "echo": True}
-    asked |= {"model": "nan", "max_tokens": 5}
-    status, answer = service.ask(path, asked)
+    asked |= {"model": "broken", "max_tokens": 5}
+    status, answer = broken.ask(path, asked)
     assert status == 200
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"error"}
-    _, stream = said(service, post(service, {**asked, "stream": True}, path=path, more=[CLOSE]))
+    _, stream = said(broken, post(broken, {**asked, "stream": True}, path=path, more=[CLOSE]))
     assert b'"finish_reason": "error"' in stream
     assert b"data: [DONE]" in stream
     assert b"NaN" not in stream

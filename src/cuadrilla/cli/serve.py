@@ -3,7 +3,7 @@
 import asyncio
 import importlib.util
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cuadrilla.cli.model import Device, Newest, about
+from cuadrilla.cli.model import Device, Newest, Run, about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
@@ -30,9 +30,8 @@ PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="The p
 
 
 def serve(
-    models: Annotated[
-        list[str], typer.Argument(help="Run folders or folders in Hugging Face's layout; NAME=FOLDER names one.")
-    ],
+    model: Run,
+    name: Annotated[str, typer.Option("--name", help="The model's name for callers (default: its folder's).")] = "",
     host: Host = "127.0.0.1",
     port: PortNumber = 8000,
     key_file: Annotated[
@@ -49,40 +48,39 @@ def serve(
     ] = 0,
     queue: Annotated[int, typer.Option(min=0, max=100_000, help="Texts that may wait for a slot.")] = 16,
 ) -> None:
-    """Serve models over HTTP: OpenAI's API, and a page to try them. SIGTERM or Ctrl-C lets calls end (8 s)."""
+    """Serve a model over HTTP: OpenAI's API, and a page to try it. SIGTERM or Ctrl-C lets calls end (8 s)."""
     hint = Message("write a key to a file, readable by you only, and name it: --api-key-file FILE")
-    with listening(host, port, key_file, hint=hint) as (listener, key):  # fails before the models are loaded
+    with listening(host, port, key_file, hint=hint) as (listener, key):  # fails before the model is loaded
         from starlette.middleware.cors import CORSMiddleware
 
-        from cuadrilla.serve.app import Service, make_app
+        from cuadrilla.serve.app import end_calls, make_app
         from cuadrilla.serve.edge import Edge
         from cuadrilla.serve.listen import CALLS_SECONDS, listen, url_of
         from cuadrilla.serve.served import open_served
 
         load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # this thread ends with its OpenMP helpers: more helpers than cores would sleep
-            service = Service(pool.apply(load, (models,)))
-        app: Any = Edge(make_app(service), key=key, pages=True)
+            served = pool.apply(load, (model,), {"name": name})
+        app: Any = Edge(make_app(served), key=key, pages=True)
         if key:  # pages of other origins may send the key
             app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
         listen(
             app,
             listener=listener,
-            around=service.running(),
-            ready=lambda: _tell(service.models, url=url_of(listener), has_key=bool(key)),
-            ending=lambda: asyncio.get_running_loop().call_later(CALLS_SECONDS, service.end_calls),
+            around=served.running(),
+            ready=lambda: _tell(served, url=url_of(listener), has_key=bool(key)),
+            ending=lambda: asyncio.get_running_loop().call_later(CALLS_SECONDS, end_calls, served),
         )
 
 
-def _tell(models: "Mapping[str, ServedModel | Predictor]", *, url: str, has_key: bool) -> None:
+def _tell(model: "ServedModel | Predictor", *, url: str, has_key: bool) -> None:
     from cuadrilla.serve.served import ServedModel
 
-    for name, model in models.items():
-        if isinstance(model, ServedModel):
-            slots = model.batcher.slots
-            say("{name}: {slots} texts together; {about}", name=name, slots=slots, about=about(model.opened))
-        else:
-            say("{name}: /v1/predict", name=name)
+    if isinstance(model, ServedModel):
+        slots = model.batcher.slots
+        say("{name}: {slots} texts together; {about}", name=model.name, slots=slots, about=about(model.opened))
+    else:
+        say("{name}: /v1/predict", name=model.name)
     say("serving    {url}{key}", url=url, key="" if has_key else Message(" (this machine only, without a key)"))
 
 

@@ -5,8 +5,7 @@ Errors have OpenAI's form and never a traceback. If a caller disconnects, its wo
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -16,62 +15,31 @@ from starlette.exceptions import HTTPException
 
 from cuadrilla.serve.completions import begin
 from cuadrilla.serve.edge import OPEN_TO_ALL, Refusal
-from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import ChatRequest, CompletionRequest, PredictRequest
 from cuadrilla.serve.page import headers, page
 from cuadrilla.serve.predictions import Predictor
 from cuadrilla.serve.served import ServedModel
 from cuadrilla.version import __version__
 
-Kind = TypeVar("Kind", ServedModel, Predictor)
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
-class Service:
-    """The models of a service, by name. A request without a model's name gets the first one of its kind."""
-
-    models: Mapping[str, ServedModel | Predictor]
-    meters: Meters = field(default_factory=Meters)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """A block in which the models answer, in this event loop."""
-        async with contextlib.AsyncExitStack() as stack:
-            for model in self.all_of(ServedModel):
-                model.start()
-                stack.push_async_callback(model.batcher.close)
-                self.meters.watch(model.name, model.batcher)
-            for predictor in self.all_of(Predictor):
-                stack.callback(predictor.close)
-            yield
-
-    def end_calls(self) -> None:
-        """End all texts that callers still wait for, with the reason `error`."""
-        for model in self.all_of(ServedModel):
-            model.batcher.end()
-
-    def all_of(self, kind: type[Kind]) -> list[Kind]:
-        return [model for model in self.models.values() if isinstance(model, kind)]
-
-    def find(self, name: str | None, kind: type[Kind]) -> Kind:
-        """The model with this name. Raises Refusal if there is none of this kind."""
-        known = {model.name: model for model in self.all_of(kind)}
-        if name is None and known:
-            return next(iter(known.values()))
-        if name not in known:
-            template = f"there is no such model; here: {', '.join(known) or '-'}"
-            raise Refusal(404, template, param="model", code="model_not_found")
-        return known[name]
-
-
-def make_app(service: Service) -> FastAPI:
-    """The application, without the checks of `edge.py`."""
+def make_app(model: ServedModel | Predictor) -> FastAPI:
+    """The application, without the checks of `edge.py`. It has the routes of a language model, or those of a task."""
     app = FastAPI(title="cuadrilla", version=__version__, docs_url=None, redoc_url=None, strict_content_type=False)
     _handle_errors(app)
-    _add_state(app, service)
-    _add_models(app, service)
+    _add_state(app, model)
+    if isinstance(model, ServedModel):
+        _add_completions(app, model)
+    else:
+        _add_predictions(app, model)
     return app
+
+
+def end_calls(model: ServedModel | Predictor) -> None:
+    """End all texts that callers still wait for, with the reason `error`."""
+    if isinstance(model, ServedModel):
+        model.batcher.end()
 
 
 def _handle_errors(app: FastAPI) -> None:
@@ -94,39 +62,37 @@ def _handle_errors(app: FastAPI) -> None:
         return Refusal(500, "the service has failed; its log says how").response()
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_state(app: FastAPI, model: ServedModel | Predictor) -> None:
+    task = model.schema if isinstance(model, Predictor) else None
+
     @app.get(OPEN_TO_ALL[0])
     @app.get(OPEN_TO_ALL[1])
     async def health() -> dict[str, str]:
-        if any(model.batcher.is_closing for model in service.all_of(ServedModel)):  # an error of ours, or a signal
+        if isinstance(model, ServedModel) and model.batcher.is_closing:  # an error of ours, or a signal
             raise Refusal(503, "the service answers no more; its log says why", code="draining")
         return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = model.meters.text() if isinstance(model, ServedModel) else b""
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_shown(one) for one in service.models.values()]}
+        return {"object": "list", "data": [_shown(model)]}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        return _shown(service.models.get(name) or service.find(name, ServedModel))
+    async def named(name: str) -> dict[str, Any]:
+        _check(name, model)
+        return _shown(model)
 
     @app.get("/", include_in_schema=False)
     async def playground(request: Request) -> Response:
-        names, schemas = ([model.name for model in service.all_of(ServedModel)], await schemas_of_tasks())
-        text, policy = page(names, schemas, languages=request.headers.get("accept-language", ""))
+        text, policy = page(model.name, task, languages=request.headers.get("accept-language", ""))
         return HTMLResponse(text, headers=headers(policy))
 
-    @app.get("/v1/predict")
-    async def schemas_of_tasks() -> list[Mapping[str, Any]]:
-        """The inputs and outputs of each task, as JSON schemas."""
-        return [predictor.schema for predictor in service.all_of(Predictor)]
 
-
-def _add_models(app: FastAPI, service: Service) -> None:
+def _add_completions(app: FastAPI, model: ServedModel) -> None:
     @app.post("/v1/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         return await complete(asked, request)
@@ -136,17 +102,32 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return await complete(asked, request)
 
     async def complete(asked: CompletionRequest | ChatRequest, request: Request) -> Response:
-        work = await begin(service.find(asked.model, ServedModel), asked, service.meters)
+        _check(asked.model, model)
+        work = await begin(model, asked)
         if not asked.stream:
             return Response(await _while_connected(request, work.whole()), media_type="application/json")
         events = work.events()
         first = await _while_connected(request, anext(events))  # before it, a proxy may still ask another service
         return StreamingResponse(_continued(first, events), media_type="text/event-stream")
 
+
+def _add_predictions(app: FastAPI, predictor: Predictor) -> None:
+    @app.get("/v1/predict")
+    async def schemas() -> list[Mapping[str, Any]]:
+        """The inputs and outputs of the task, as JSON schemas."""
+        return [predictor.schema]
+
     @app.post("/v1/predict")
     async def predict(asked: PredictRequest, request: Request) -> Response:
-        work = service.find(asked.model, Predictor).ask(asked.inputs)
-        return Response(await _while_connected(request, work), media_type="application/json")
+        _check(asked.model, predictor)
+        return Response(await _while_connected(request, predictor.ask(asked.inputs)), media_type="application/json")
+
+
+def _check(name: str | None, model: ServedModel | Predictor) -> None:
+    """Raises Refusal if a caller asks for another model."""
+    if name not in (None, model.name):
+        template = f"there is no such model; here: {model.name}"
+        raise Refusal(404, template, param="model", code="model_not_found")
 
 
 def _shown(model: ServedModel | Predictor) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.model.generate import TextStream
 from cuadrilla.model.rows import Reason, Row, Score
-from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.openai import ChatRequest, CompletionRequest
 from cuadrilla.serve.served import ServedModel
 
@@ -77,10 +76,10 @@ class Completion:
     """The answer of one model to one call. Make it with `begin`."""
 
     def __init__(
-        self, model: ServedModel, asked: CompletionRequest | ChatRequest, prompts: Sequence[list[int]], meters: Meters
+        self, model: ServedModel, asked: CompletionRequest | ChatRequest, prompts: Sequence[list[int]]
     ) -> None:
         """Submits the rows, which then wait for slots. Raises Refusal."""
-        self._model, self._asked, self._meters = model, asked, meters
+        self._model, self._asked, self._meters = model, asked, model.meters
         self._chat = isinstance(asked, ChatRequest)
         tokenizer, num = model.opened.tokenizer, asked.n or 1
         sampling = asked.sampling(max_tokens=asked.tokens_at_most(model.context), end_of_text=tokenizer.end_of_text)
@@ -99,7 +98,7 @@ class Completion:
             for index, (row, (prompt, _)) in enumerate(zip(rows, given, strict=True))
         ]  # fmt: skip
         self._num_prompt_tokens = sum(map(len, prompts))
-        meters.prompt_tokens.labels(model.name).inc(self._num_prompt_tokens)
+        self._meters.prompt_tokens.inc(self._num_prompt_tokens)
         self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -148,7 +147,7 @@ class Completion:
                 yield choice, piece
         finally:
             self._model.batcher.leave(*going)
-            self._meters.tokens.labels(self._model.name).inc(sum(choice.num_tokens for choice in self._choices))
+            self._meters.tokens.inc(sum(choice.num_tokens for choice in self._choices))
 
     def _head(self, *, chunk: bool) -> dict[str, Any]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._chat else "text_completion"
@@ -160,9 +159,9 @@ class Completion:
         return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
-async def begin(model: ServedModel, asked: CompletionRequest | ChatRequest, meters: Meters) -> Completion:
+async def begin(model: ServedModel, asked: CompletionRequest | ChatRequest) -> Completion:
     """Encode the prompts and submit their rows. Raises Refusal."""
-    return Completion(model, asked, [await model.prompt_ids(prompt) for prompt in asked.prompts], meters)
+    return Completion(model, asked, [await model.prompt_ids(prompt) for prompt in asked.prompts])
 
 
 def event(value: Any) -> str:

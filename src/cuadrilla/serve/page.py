@@ -1,4 +1,4 @@
-"""Pages in one file each: style, texts and script are inside, and nothing else is loaded. `page` is for trying models.
+"""Pages in one file each: style, texts and script are inside, and nothing else is loaded. `page` is for trying a model.
 
 A page has its texts in both languages, because a person may change the language while looking at it.
 """
@@ -41,18 +41,18 @@ def headers(policy: str) -> dict[str, str]:
     }
 
 
-def page(models: Sequence[str], tasks: Sequence[Mapping[str, Any]], *, languages: str) -> tuple[str, str]:
-    """The page to try a service, and its policy. `languages`: the browser's header Accept-Language.
+def page(model: str, task: Mapping[str, Any] | None, *, languages: str) -> tuple[str, str]:
+    """The page to try a model, and its policy. `languages`: the browser's header Accept-Language.
 
-    `tasks`: for each its name, and the JSON schemas of its inputs and outputs.
+    `model`: its name. `task`: the JSON schemas of a task's inputs and outputs; None for a language model.
     """
     return one_file(
         "serve/playground.html",
         styles=("serve/common.css", "serve/playground.css"),
         scripts=("serve/common.js", "serve/playground.js"),
         language=language(otherwise=languages),
-        models=script_value(models),
-        tasks=script_value(tasks),
+        model=script_value(model),
+        task=script_value(task),
     )
 
 

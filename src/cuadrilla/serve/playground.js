@@ -67,46 +67,26 @@ function likelyOf(logprobs) {
   }));
 }
 
-// A column: the prompt, and one model's continuation of it
+// The text: the prompt, and the model's continuation of it
 
-const PARTS = ["name", "speed", "first", "count", "seed", "more", "edit", "paper", "prompt", "out", "state", "error"];
+const PARTS = ["speed", "first", "count", "seed", "more", "edit", "paper", "prompt", "out", "state", "error"];
 
-class Column {
-  constructor() {
-    this.root = $("column").content.firstElementChild.cloneNode(true);
-    this.parts = Object.fromEntries(PARTS.map((name) => [name, this.root.querySelector(`.${name}`)]));
-    this.follows = true;
-    this.clear("");
-    const { paper, out, more, edit } = this.parts;
-    paper.addEventListener("scroll", () => {
-      this.follows = paper.scrollTop + paper.clientHeight > paper.scrollHeight - 30;
-    });
-    more.addEventListener("click", () => generateFrom(this.text));
-    edit.addEventListener("click", () => takeOver(this.text));
-    out.addEventListener("click", (event) => {
-      if (getSelection().isCollapsed) card.open(this, [...out.children].indexOf(event.target));
-    });
-    out.addEventListener("keydown", (event) => this.step(event));
-  }
+const text = {
+  parts: Object.fromEntries(PARTS.map((name) => [name, document.querySelector(`#texts .${name}`)])),
+  follows: true,
 
-  get text() {
-    return this.prompt + this.pieces.map((piece) => piece.text).join("");
-  }
+  get whole() {
+    return prompt.value + this.pieces.map((piece) => piece.text).join("");
+  },
 
-  clear(prompt) {
+  clear() {
     Object.assign(this, { pieces: [], pending: [], count: 0, began: 0, first: 0, last: 0, reason: "", state: "" });
     Object.assign(this, { failure: null, busy: false });
     this.parts.out.replaceChildren();
-    this.setPrompt(prompt);
-  }
-
-  setPrompt(prompt) {
-    this.prompt = prompt;
-    this.parts.prompt.textContent = prompt;
-  }
+  },
 
   async run(asked, signal) {
-    this.clear(asked.prompt);
+    this.clear();
     Object.assign(this, { began: performance.now(), seed: asked.seed, state: _("Waiting for the first token…"), busy: true, follows: true });
     this.show();
     try {
@@ -119,28 +99,28 @@ class Column {
     }
     this.busy = false;
     this.show();
-  }
+  },
 
   take(event) {
     if (Number.isFinite(event?.usage?.completion_tokens)) this.count = event.usage.completion_tokens;
     const choice = event?.choices?.[0];
     if (!choice) return;
-    const text = typeof choice.text === "string" ? choice.text : "";
+    const added = typeof choice.text === "string" ? choice.text : "";
     const likely = likelyOf(choice.logprobs);
     this.pending.push(...likely);
-    if (text || likely.length || !(this.first || choice.finish_reason)) {
+    if (added || likely.length || !(this.first || choice.finish_reason)) {
       this.last = performance.now();
       this.first ||= this.last;
       this.count += likely.length || 1; // until the usage comes: a part of a character is not told
     }
     this.state = _("Generating…");
     if (choice.finish_reason) this.reason = String(choice.finish_reason);
-    if (text) {
-      this.pieces.push({ text, likely: this.pending.splice(0) });
-      make("span", text, this.parts.out, { className: "piece" });
+    if (added) {
+      this.pieces.push({ text: added, likely: this.pending.splice(0) });
+      make("span", added, this.parts.out, { className: "piece" });
     }
     this.showSoon();
-  }
+  },
 
   showSoon() {
     if (this.soon) return;
@@ -149,7 +129,7 @@ class Column {
       this.soon = false;
       this.show();
     });
-  }
+  },
 
   show() {
     const { speed, first, count, seed, more, edit, paper, out, state, error } = this.parts;
@@ -166,40 +146,39 @@ class Column {
     out.tabIndex = this.pieces.length ? 0 : -1;
     more.disabled = edit.disabled = this.busy || !this.pieces.length;
     if (this.busy && this.follows) paper.scrollTop = paper.scrollHeight;
-  }
+  },
 
   get ending() {
     if (this.reason === "stop") return say("Ended: the text is complete, or a stop text came (stop).");
     if (this.reason === "length") return say("Ended: as many tokens as asked for, or as the model reads (length).");
     return say("Ended ({reason}).", { reason: this.reason });
-  }
+  },
 
   /** The arrow keys move from piece to piece; Enter moves to the buttons of the piece's card. */
   step(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const here = card.column === this ? card.place : -1;
-    if (by) card.open(this, Math.min(Math.max(here + by, 0), this.pieces.length - 1));
-    else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && here >= 0) card.focus();
+    if (by) card.open(Math.min(Math.max(card.place + by, 0), this.pieces.length - 1));
+    else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && card.place >= 0) card.focus();
     else return;
     event.preventDefault();
-  }
-}
+  },
+};
 
 // The card beside a piece of a continuation: the likeliest tokens there, each a button to go on with it
 
 const card = {
-  column: null, place: -1,
+  place: -1,
 
-  open(column, place) {
-    const piece = column.pieces[place];
+  open(place) {
+    const piece = text.pieces[place];
     if (!piece || running) return;
     this.close();
-    Object.assign(this, { column, place });
+    this.place = place;
     const [title, list] = $("card").children;
     const top = piece.likely[0]?.top.slice(0, 5) ?? [];
     title.textContent = top.length ? say("Likely here (choose one to go on with it)") : "";
     list.replaceChildren(...top.map((likely) => this.choice(likely, { picked: likely[0] === piece.likely[0].token })));
-    const element = column.parts.out.children[place];
+    const element = text.parts.out.children[place];
     element.classList.add("chosen");
     $("card").hidden = false;
     this.put(element.getClientRects()[0]);
@@ -223,7 +202,7 @@ const card = {
 
   /** The text up to the card's piece. */
   get before() {
-    return this.column.prompt + this.column.pieces.slice(0, this.place).map((piece) => piece.text).join("");
+    return prompt.value + text.pieces.slice(0, this.place).map((piece) => piece.text).join("");
   },
 
   focus() {
@@ -231,21 +210,18 @@ const card = {
   },
 
   close() {
-    this.column?.parts.out.children[this.place]?.classList.remove("chosen");
-    if ($("card").contains(document.activeElement)) this.column.parts.out.focus();
+    text.parts.out.children[this.place]?.classList.remove("chosen");
+    if ($("card").contains(document.activeElement)) text.parts.out.focus();
     $("card").hidden = true;
-    Object.assign(this, { column: null, place: -1 });
+    this.place = -1;
   },
 };
 
 // Generating
 
-const columns = [new Column(), new Column()];
-const prompt = document.createElement("textarea");
+const prompt = $("prompt");
 const values = $("values").elements;
 let running = null;
-
-const shownColumns = () => columns.filter((column) => !column.root.hidden);
 
 /** The settings as fields of a request; null if one is invalid, which is then shown. */
 function settings() {
@@ -255,7 +231,7 @@ function settings() {
     return null;
   }
   const number = (name) => values[name].valueAsNumber;
-  const stop = values.stop.value.split("\n").filter(Boolean).map((text) => text.replaceAll("\\n", "\n"));
+  const stop = values.stop.value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
   return {
     max_tokens: number("max_tokens"),
     temperature: number("temperature"),
@@ -275,60 +251,50 @@ async function generate() {
   card.close();
   running = new AbortController();
   show();
-  const { signal } = running;
-  await Promise.all(shownColumns().map((column) =>
-    column.run({ model: column.name, prompt: prompt.value, ...asked }, signal)));
+  await text.run({ model: MODEL, prompt: prompt.value, ...asked }, running.signal);
   running = null;
   show();
 }
 
-function generateFrom(text) {
+function generateFrom(begun) {
   if (running) return;
-  setPrompt(text);
+  setPrompt(begun);
   generate();
 }
 
-function setPrompt(text) {
-  prompt.value = text;
-  for (const column of columns) column.setPrompt(text);
+function setPrompt(begun) {
+  prompt.value = begun;
+  text.parts.prompt.textContent = begun;
 }
 
 function clear() {
   card.close();
-  for (const column of columns) {
-    column.clear(prompt.value);
-    column.show();
-  }
+  text.clear();
+  text.show();
 }
 
 /** Makes the text the prompt, to go on from. */
-function takeOver(text) {
-  setPrompt(text);
+function takeOver(begun) {
+  setPrompt(begun);
   clear();
   prompt.focus();
 }
 
 const stop = () => running?.abort();
 
-// Users' tasks
+// A user's task
 
-const tasks = {
+const predictions = {
   state: "", values: {}, failure: null, asking: false,
 
-  choose() {
-    const { inputs, outputs } = TASKS[$("task").value];
-    $("takes").textContent = JSON.stringify(inputs, null, 1);
-    $("gives").textContent = JSON.stringify(outputs, null, 1);
-  },
-
   async ask() {
-    if (this.asking || !TASKS.length) return;
+    if (this.asking) return;
     Object.assign(this, { asking: true, state: _("Predicting…"), failure: null });
     $("outputs").hidden = true;
     this.show();
     const began = performance.now();
     try {
-      const body = { model: TASKS[$("task").value].model, inputs: this.inputs };
+      const body = { model: MODEL, inputs: this.inputs };
       $("outputs").textContent = JSON.stringify((await (await ask("/v1/predict", body)).json())?.outputs, null, 1);
       $("outputs").hidden = false;
       Object.assign(this, { state: _("Answered in {n} ms."), values: { n: decimals(performance.now() - began) } });
@@ -364,50 +330,40 @@ function show() {
   prompt.setAttribute("aria-label", say("Text to be continued"));
   prompt.readOnly = Boolean(running);
   values.seed.placeholder = say("random");
-  $("other").options[0].textContent = say("none");
-  for (const control of [$("model"), $("other")]) control.disabled = Boolean(running);
   for (const field of values) if (field.type === "range") showValue(field);
-  for (const column of columns) column.show();
-  tasks.show();
+  text.show();
+  predictions.show();
 }
 
 const showValue = (field) => {
   field.parentElement.querySelector("output").textContent = decimals(field.valueAsNumber, 2);
 };
 
-function showModels() {
-  const [one, other] = [$("model").value, $("other").value];
-  for (const option of $("other").options) option.disabled = option.value === one;
-  if (other === one) $("other").value = "";
-  [one, $("other").value].forEach((name, place) => {
-    columns[place].name = name;
-    columns[place].parts.name.textContent = name;
-    columns[place].root.hidden = !name;
-  });
-  document.querySelector(".columns").classList.toggle("two", !columns[1].root.hidden);
-}
-
 function begin() {
-  document.querySelector(".columns").append(...columns.map((column) => column.root));
-  Object.assign(prompt, { id: "prompt", spellcheck: false });
-  columns[0].root.querySelector(".stack").prepend(prompt);
-  columns[1].root.classList.add("mirror");
-  make("option", "", $("other"), { value: "" });
-  for (const name of MODELS) for (const list of [$("model"), $("other")]) make("option", name, list, { value: name });
-  $("comparing").hidden = MODELS.length < 2;
-  for (const id of ["texts", "settings"]) $(id).hidden = !MODELS.length;
-  document.querySelector("main").classList.toggle("texts", MODELS.length > 0);
+  for (const heading of document.querySelectorAll("h2")) heading.textContent = MODEL;
+  for (const id of ["texts", "settings"]) $(id).hidden = Boolean(TASK);
+  $("task").hidden = !TASK;
+  document.querySelector("main").classList.toggle("texts", !TASK);
   $("settings").open = matchMedia("(min-width: 900px)").matches;
-  TASKS.forEach((task, place) => make("option", task.model, $("task"), { value: place }));
-  $("tasks").hidden = !TASKS.length;
-  if (TASKS.length) tasks.choose();
+  $("takes").textContent = JSON.stringify(TASK?.inputs, null, 1);
+  $("gives").textContent = JSON.stringify(TASK?.outputs, null, 1);
+  text.clear();
   listen();
-  showModels();
   show();
-  (MODELS.length ? prompt : $("inputs")).focus();
+  (TASK ? $("inputs") : prompt).focus();
 }
 
 function listen() {
+  const { paper, out, more, edit } = text.parts;
+  paper.addEventListener("scroll", () => {
+    text.follows = paper.scrollTop + paper.clientHeight > paper.scrollHeight - 30;
+  });
+  more.addEventListener("click", () => generateFrom(text.whole));
+  edit.addEventListener("click", () => takeOver(text.whole));
+  out.addEventListener("click", (event) => {
+    if (getSelection().isCollapsed) card.open([...out.children].indexOf(event.target));
+  });
+  out.addEventListener("keydown", (event) => text.step(event));
   prompt.addEventListener("input", () => {
     setPrompt(prompt.value);
     if (!prompt.value) clear();
@@ -416,10 +372,6 @@ function listen() {
     if (event.detail > 1) return; // the second half of a double click
     if (running) stop();
     else generate();
-  });
-  for (const list of [$("model"), $("other")]) list.addEventListener("change", () => {
-    showModels();
-    clear();
   });
   $("values").addEventListener("input", (event) => {
     if (event.target.type === "range") showValue(event.target);
@@ -431,8 +383,7 @@ function listen() {
     show();
   });
   $("again").addEventListener("click", () => generateFrom(card.before));
-  $("task").addEventListener("change", () => tasks.choose());
-  $("predict").addEventListener("click", () => tasks.ask());
+  $("predict").addEventListener("click", () => predictions.ask());
   document.addEventListener("pointerdown", (event) => {
     if (!event.target.closest("#card, .piece")) card.close();
   });
@@ -441,7 +392,7 @@ function listen() {
     if (event.key === "Escape") return $("card").hidden ? stop() : card.close();
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    if ($("tasks").contains(event.target) || !MODELS.length) tasks.ask();
+    if (TASK) predictions.ask();
     else generate();
   });
 }

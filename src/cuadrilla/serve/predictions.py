@@ -10,8 +10,9 @@ JSON. An error goes to the log, and fails only the call with these inputs.
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
 
 import torch
@@ -69,9 +70,13 @@ class Predictor:
             template = f"the task's predict has failed on these inputs ({kind}); the service's log says how"
             raise Refusal(400, template, param="inputs") from None
 
-    def close(self) -> None:
-        """Drop waiting calls. A `predict` that is running is not waited for."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """A block at whose end waiting calls are dropped. A `predict` that is running is not waited for."""
+        try:
+            yield
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _predict(self, inputs: list[Any]) -> bytes:
         """Runs in the thread. Raises TaskError."""

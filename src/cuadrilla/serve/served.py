@@ -1,34 +1,35 @@
-"""The models of a service: their names, and how they are opened and asked."""
+"""The model of a service: how it is opened, run and asked."""
 
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from cuadrilla.config import LanguageTaskSection
-from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.errors import ResourceError
 from cuadrilla.host.container import Cgroups, read_memory
 from cuadrilla.model.rows import Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.runfile import read_run_config
 from cuadrilla.serve.batching import Batcher
 from cuadrilla.serve.edge import Refusal
+from cuadrilla.serve.meters import Meters
 from cuadrilla.serve.predictions import Predictor
 from cuadrilla.train.trained import LanguageModel, load_trained, open_model, run_of
 
 MAX_SLOTS = 64
 PART_OF_MEMORY = 0.25
 """Share of the free memory that KV caches may take if the number of slots is not given."""
-NAME = re.compile(r"[\w.-]{1,64}")
 
 
 @dataclass(eq=False, kw_only=True)
 class ServedModel:
-    """A language model with its name, and the rows that it continues together. `start` it in the event loop."""
+    """A language model with its name, and the rows that it continues together. It answers while it is `running`."""
 
     name: str
     opened: LanguageModel
@@ -36,14 +37,22 @@ class ServedModel:
     queue: int
     """Number of texts that may wait for a slot."""
     batcher: Batcher = field(init=False)
+    meters: Meters = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def context(self) -> int:
         return self.opened.model.config.context
 
-    def start(self) -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """A block in which it answers, in this event loop."""
         self.batcher = Batcher(self.rows, max_waiting=self.queue)
+        self.meters = Meters(self.name, self.batcher)
+        try:
+            yield
+        finally:
+            await self.batcher.close()
 
     async def prompt_ids(self, prompt: str | list[int]) -> list[int]:
         """A prompt's token ids; an empty one begins a new text. Raises Refusal for too many or unknown tokens."""
@@ -66,23 +75,18 @@ class ServedModel:
 
 
 def open_served(
-    given: Sequence[str], *, device: str, newest: bool, precision: str, slots: int, queue: int
-) -> dict[str, ServedModel | Predictor]:
-    """Open language models and users' tasks, each given as FOLDER or NAME=FOLDER. `slots` 0: as many as memory allows.
+    path: Path, *, name: str, device: str, newest: bool, precision: str, slots: int, queue: int
+) -> ServedModel | Predictor:
+    """Open a language model or a user's task. `name` "": that of its folder. `slots` 0: as many as memory allows.
 
-    Raises ConfigError if two have the same name, ResourceError if so many slots do not fit into memory, and what
-    opening them raises.
+    Raises ResourceError if so many slots do not fit into memory, and what opening it raises.
     """
-    found: dict[str, ServedModel | Predictor] = {}
-    for name, path in _named(given).items():
-        run = run_of(path)
-        if run is not None and not isinstance(read_run_config(run).task, LanguageTaskSection):
-            found[name] = Predictor(name, load_trained(run, device=device, newest=newest))
-        else:
-            opened = open_model(path, device=device, newest=newest, precision=precision)
-            rows = _rows(opened, name=name, slots=slots or slots_for(opened))
-            found[name] = ServedModel(name=name, opened=opened, rows=rows, queue=queue)
-    return found
+    name, run = name or _name(path), run_of(path)
+    if run is not None and not isinstance(read_run_config(run).task, LanguageTaskSection):
+        return Predictor(name, load_trained(run, device=device, newest=newest))
+    opened = open_model(path, device=device, newest=newest, precision=precision)
+    rows = _rows(opened, name=name, slots=slots or slots_for(opened))
+    return ServedModel(name=name, opened=opened, rows=rows, queue=queue)
 
 
 def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
@@ -105,22 +109,6 @@ def slots_for(opened: LanguageModel) -> int:
     used, most = read_memory(Cgroups())
     free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else most - used
     return int(min(MAX_SLOTS, max(1, free * PART_OF_MEMORY // each)))
-
-
-def _named(given: Sequence[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for one in given:
-        name, _, rest = one.partition("=")
-        is_named = bool(rest) and not Path(one).exists()
-        path = Path(rest if is_named else one)
-        name = name if is_named else _name(path)
-        if not NAME.fullmatch(name):
-            hint = "use letters, digits, dots, - and _: NAME=FOLDER"
-            raise ConfigError("{name!r} cannot name a model", name=name, hint=hint)
-        if name in found:
-            raise ConfigError("two models are called {name}", name=name, hint="name one of them: NAME=FOLDER")
-        found[name] = path
-    return found
 
 
 def _name(path: Path) -> str:
