@@ -36,9 +36,6 @@ Parameters = Mapping[str, nn.Parameter]
 class Stepper(Protocol):
     """The part of an optimizer that strategies use."""
 
-    def start(self) -> None:
-        """Create the state of all parameters, as zeros. Otherwise the first step of a parameter creates its state."""
-
     @property
     def adaptive(self) -> frozenset[str]:
         """Names of the parameters whose steps are divided by the root of a mean of squared gradients (AdamW)."""

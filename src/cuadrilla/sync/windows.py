@@ -102,9 +102,7 @@ class Windows:
 
 def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
     params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
-    optimizer = recipe.make_optimizer(params)
-    optimizer.start()
-    return params, optimizer
+    return params, recipe.make_optimizer(params)
 
 
 class WindowsWorker:
@@ -190,7 +188,6 @@ class WindowsMerge:
     def __init__(self, model: nn.Module, recipe: Recipe, *, bits: int) -> None:
         self._params, self._recipe, self._bits = trainable(model), recipe, bits
         self._optimizer = recipe.make_optimizer(self._params)
-        self._optimizer.start()
         self._mean: dict[str, Tensor] = {}
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:

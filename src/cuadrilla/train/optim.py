@@ -9,9 +9,8 @@ shape at once, in fp32 if the passes are. State travels as named tensors ("exp_a
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.optim.adamw import adamw
 
 from cuadrilla.config import AdamWSection, MuonSection, SGDSection
 from cuadrilla.errors import CheckpointError
+from cuadrilla.model.weights import some
 
 MUON_STEPS = 5
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -33,27 +33,20 @@ OptimSection = MuonSection | AdamWSection | SGDSection
 
 
 class Optimizer(ABC):
-    """Parameters with one update rule, and the state of each. It is no torch.optim.Optimizer, because that loads
-    torch's compiler, which takes a second of every start."""
+    """Parameters with one update rule, and the state of each: a tensor for each of the `slots`, zeros before the first
+    step. It is no torch.optim.Optimizer, because that loads torch's compiler, which takes a second of every start."""
+
+    slots: ClassVar[tuple[str, ...]]
 
     def __init__(self, params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> None:
         self.params = params
         self.lr = lr
         self.weight_decay = weight_decay
-        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self.state = {p: {slot: torch.zeros_like(p) for slot in self.slots} for p in params}
 
     @abstractmethod
     def step(self, factor: float = 1.0) -> None:
         """Step all parameters that have a gradient, at `factor` times the learning rate."""
-
-    @abstractmethod
-    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """State of a parameter before its first step."""
-
-    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        if not self.state[parameter]:
-            self.state[parameter] = self.new_state(parameter)
-        return self.state[parameter]
 
     @property
     def with_gradient(self) -> list[nn.Parameter]:
@@ -68,11 +61,6 @@ class Optimizers:
         self._names = names
         self.adaptive = frozenset(names[p] for part in self._parts if isinstance(part, AdamW) for p in part.params)
 
-    def start(self) -> None:
-        for part in self._parts:
-            for parameter in part.params:
-                part.state_of(parameter)
-
     def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
         for part in self._parts:
             if squares is not None and isinstance(part, AdamW):
@@ -82,36 +70,25 @@ class Optimizers:
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {
-            f"{key}.{self._names[parameter]}": torch.as_tensor(value)
+            f"{slot}.{self._names[parameter]}": tensor
             for part in self._parts
             for parameter, state in part.state.items()
-            for key, value in state.items()
+            for slot, tensor in state.items()
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises CheckpointError when the state was written by another optimizer."""
-        grouped: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-        for full, tensor in tensors.items():
-            key, _, name = full.partition(".")
-            grouped[name][key] = tensor
-        for part in self._parts:
-            part.state.clear()  # the checkpoint of step 0 has no state: after a rollback to it there must be none
-            for parameter in part.params:
-                if state := grouped.pop(self._names[parameter], None):
-                    part.state[parameter] = {key: _place(key, value, parameter) for key, value in state.items()}
-        if grouped:
+        """Take copies as the new state; tensors of the old one stay as they are, for they may be a contribution's.
+        Raises CheckpointError if another optimizer has written it."""
+        if strange := sorted(self.state_tensors().keys() ^ tensors.keys()):
             raise CheckpointError(
-                "the optimizer's state names unknown parameters: {names}",
-                names=", ".join(sorted(grouped)[:3]),
+                "this is the state of another optimizer: {names}",
+                names=some(strange),
                 hint="resume with the optimizer and the model the checkpoint was made with",
             )
-
-
-def _place(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
-    """Step counters stay fp32 on the CPU unless the optimizer is fused on a GPU; all else goes to the parameter."""
-    if key == "step" and parameter.device.type == "cpu":
-        return value.clone()
-    return value.to(parameter.device, copy=True)
+        for part in self._parts:
+            for parameter, state in part.state.items():
+                for slot, old in state.items():
+                    state[slot] = tensors[f"{slot}.{self._names[parameter]}"].to(old.device, copy=True)
 
 
 class Muon(Optimizer):
@@ -119,6 +96,8 @@ class Muon(Optimizer):
 
     All parameters are matrices. `dtype`: number type of the Newton-Schulz iteration.
     """
+
+    slots = ("momentum_buffer",)
 
     def __init__(
         self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
@@ -142,11 +121,8 @@ class Muon(Optimizer):
         """The parameter's gradient with Nesterov momentum."""
         gradient = parameter.grad
         assert gradient is not None
-        average = self.state_of(parameter)["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
+        average = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
         return gradient.lerp(average, self._momentum)
-
-    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -176,17 +152,21 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
 class AdamW(Optimizer):
     """The same bits as torch.optim.AdamW. Where the device has a fused kernel, it steps all parameters at once."""
 
+    slots = ("exp_avg", "exp_avg_sq")
+
     def __init__(
         self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
         self._betas = betas
         self._fused = bool(params) and params[0].device.type in ("cpu", "cuda", "mps", "xpu")
+        for parameter, state in self.state.items():
+            state["step"] = torch.zeros((), device=parameter.device if self._fused else "cpu")
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
         params = self.with_gradient
-        states = [self.state_of(p) for p in params]
+        states = [self.state[p] for p in params]
         adamw(
             list(params),
             [p.grad for p in params if p.grad is not None],
@@ -210,7 +190,7 @@ class AdamW(Optimizer):
         rate, (beta1, beta2) = self.lr * factor, self._betas
         for parameter in self.with_gradient:
             assert parameter.grad is not None
-            state = self.state_of(parameter)
+            state = self.state[parameter]
             number = float(state["step"].add_(1))
             mean = state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
             root = state["exp_avg_sq"].lerp_(squares[parameter], 1 - beta2).sqrt()
@@ -218,13 +198,11 @@ class AdamW(Optimizer):
             parameter.mul_(1 - rate * self.weight_decay)
             parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
 
-    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        step = torch.zeros((), device=parameter.device if self._fused else "cpu")
-        return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
-
 
 class SGD(Optimizer):
     """torch.optim.SGD(nesterov=True), weight decay included:  m ← β m + g,  θ ← θ − η (g + β m)."""
+
+    slots = ("momentum_buffer",)
 
     def __init__(self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
@@ -235,11 +213,8 @@ class SGD(Optimizer):
         for parameter in self.with_gradient:
             assert parameter.grad is not None
             gradient = parameter.grad.add(parameter, alpha=self.weight_decay)
-            average = self.state_of(parameter)["momentum_buffer"].mul_(self._momentum).add_(gradient)
+            average = self.state[parameter]["momentum_buffer"].mul_(self._momentum).add_(gradient)
             parameter.sub_(gradient.add_(average, alpha=self._momentum), alpha=self.lr * factor)
-
-    def new_state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def make_optimizer(
