@@ -83,9 +83,6 @@ class Server(ThreadingHTTPServer):
         self.answers[path] = list(answers)
         return self.url(path)
 
-    def ranges(self) -> list[str | None]:
-        return [headers.get("Range") for _, headers in self.seen]
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignored, because a client that hangs up is no error of the server."""
 
@@ -104,24 +101,9 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
         thread.join()
 
 
-def whole(body: bytes, *, etag: str = '"one"', kind: str = "", after: int | None = None, **headers: str) -> Answer:
-    """Answer like a well-behaved server, with ranges, If-Range and 416. `after`: hang up after this byte."""
-
-    def answer(handler: Handler) -> None:
-        given = handler.headers.get("Range", "")
-        tags = {**headers, **({"ETag": etag} if etag else {})}
-        if not given or handler.headers.get("If-Range", etag) != etag:
-            handler.reply(200, body[:after], length=len(body), kind=kind, **tags)
-            return
-        first, _, last = given.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(int(last) + 1 if last else len(body), len(body))
-        if start >= len(body):
-            handler.reply(416, b"", **tags, Content_Range=f"bytes */{len(body)}")
-        else:
-            part, span = body[start : min(end, after or end)], f"bytes {start}-{end - 1}/{len(body)}"
-            handler.reply(206, part, length=end - start, **tags, Content_Range=span)
-
-    return answer
+def whole(body: bytes, *, after: int | None = None) -> Answer:
+    """Announce and send the whole body. `after`: hang up after this byte."""
+    return fixed(200, body[:after], length=len(body))
 
 
 def fixed(status: int, body: bytes = b"", **options: Any) -> Answer:
@@ -129,15 +111,15 @@ def fixed(status: int, body: bytes = b"", **options: Any) -> Answer:
     return lambda handler: handler.reply(status, body, **options)
 
 
-def chunked(body: bytes, **headers: str) -> Answer:
-    """Send the body in chunks, without announcing a length."""
+def chunked(body: bytes, *, is_cut: bool = False) -> Answer:
+    """Send the body in chunks, without announcing a length. `is_cut`: hang up without the last chunk."""
 
     def answer(handler: Handler) -> None:
-        handler.reply(200, b"", length=-1, Transfer_Encoding="chunked", **headers)
+        handler.reply(200, b"", length=-1, Transfer_Encoding="chunked")
         for start in range(0, len(body), 1000):
             piece = body[start : start + 1000]
             handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        handler.wfile.write(b"0\r\n\r\n")
+        handler.wfile.write(b"" if is_cut else b"0\r\n\r\n")
 
     return answer
 
@@ -146,7 +128,7 @@ def silent(body: bytes, *, after: int) -> Answer:
     """Send up to byte `after`, set `reached`, and send nothing more until the client hangs up or the test ends."""
 
     def answer(handler: Handler) -> None:
-        handler.reply(200, body[:after], length=len(body), ETag='"one"')
+        handler.reply(200, body[:after], length=len(body))
         handler.wfile.flush()
         handler.server.reached.set()
         handler.connection.settimeout(0.05)

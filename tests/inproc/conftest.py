@@ -26,8 +26,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloader:
-    return Downloader(tmp_path / "corpus", monkeypatch)
+def pull(tmp_path: Path) -> Downloader:
+    return Downloader(tmp_path / "corpus")
 
 
 @pytest.fixture(scope="session")

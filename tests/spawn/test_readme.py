@@ -107,9 +107,10 @@ class Reader:
 
     def after_data_get(self, _arguments: list[str], _said: str) -> None:
         folder = self.folder / "textos" / "quijote"
-        [record] = json.loads((folder / "SOURCE.json").read_text())["files"]
+        record = json.loads((folder / "SOURCE.json").read_text())
         assert record["url"].endswith("pg2000.txt")
-        assert record["sha256"] == hashlib.sha256((folder / record["name"]).read_bytes()).hexdigest()
+        sha256 = hashlib.sha256((folder / "quijote.txt").read_bytes()).hexdigest()
+        assert record["files"] == {"quijote.txt": sha256}
 
     def after_new(self, arguments: list[str], _said: str) -> None:
         run_file = self.folder / arguments[1] / "run.toml"

@@ -9,15 +9,16 @@ import typer
 
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.progress import shown_progress
+from cuadrilla.data.catalogue import CATALOGUE
 from cuadrilla.data.folder import Manifest, read_manifest, verify_folder
 from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
+from cuadrilla.data.record import read_record
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError, EnvironmentProblem
 from cuadrilla.rundir import typed
 
-if TYPE_CHECKING:  # `download` loads HTTP libraries, which only `get` needs
-    from cuadrilla.data.download import Fetched
+if TYPE_CHECKING:
     from cuadrilla.data.executor import Workers
 
 MAX_ROWS = 20
@@ -35,45 +36,53 @@ app = typer.Typer(no_args_is_help=True)
 @app.command("get")
 def get_command(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME|ADDRESS", help="Names from the catalogue (--list), https:// addresses."),
+        list[str] | None, typer.Argument(metavar="NAME", help="Names from the catalogue (--list).")
     ] = None,
-    to: Annotated[Path, typer.Option("--to", help="The folder to put files in.")] = Path("corpus"),
-    sha256: Annotated[str, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = "",
+    to: Annotated[Path, typer.Option("--to", help="The folder to put a folder for each corpus in.")] = Path("corpus"),
     show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
 ) -> None:
-    """Fetch corpora: resumed where they were cut, checked, and recorded in SOURCE.json beside the data."""
+    """Fetch corpora by name: checked, and recorded in SOURCE.json beside the data."""
     if show:
         _show_catalogue()
         return
     if not names:
         raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
-    done = fetched(names, to=to, sha256=sha256.strip().lower())
-    emit_table([_fetched_row(each) for each in done], most=MAX_ROWS)
-    folders = sorted({each.folder for each in done})
-    say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(folder) for folder in folders))
+    found = fetched(names, to=to)
+    emit_table([_fetched_row(to / name, is_new=is_new) for name, is_new in found.items()], most=MAX_ROWS)
+    say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(to / name) for name in found))
 
 
-def fetched(names: Sequence[str], *, to: Path, sha256: str = "") -> "list[Fetched]":
-    """Fetch corpora by name or address into the folder `to`. Raises ConfigError, and the errors of `fetch`."""
-    from cuadrilla.data.catalogue import resolve
-    from cuadrilla.data.download import fetch
+def fetched(names: Sequence[str], *, to: Path) -> dict[str, bool]:
+    """Fetch corpora by name, each into a folder of its name in `to`. False for those that are there already.
 
-    wanted = [resolve(name, sha256=sha256) for name in names]
+    Raises ConfigError for an unknown name, and the errors of `fetch`.
+    """
+    from cuadrilla.data.download import fetch  # it loads HTTP libraries
+
+    if unknown := [name for name in names if name not in CATALOGUE]:
+        hint = "`cuadrilla data get --list` shows the known corpora; fetch other files with: curl -L -C - -O ADDRESS"
+        raise ConfigError("{name!r} is not a known corpus", name=unknown[0], hint=hint)
     try:
         with shown_progress() as progress:
-            return [fetch(each, to=to, progress=progress, report=say) for each in wanted]
+            return {name: fetch(CATALOGUE[name], to / name, progress=progress) for name in dict.fromkeys(names)}
     except KeyboardInterrupt:
-        say(
-            "interrupted; what has arrived is kept in {folder} if the server can resume; run the same command",
-            folder=typed(to),
-        )
+        say("interrupted; to fetch it, type the same command again")
         raise
 
 
-def _show_catalogue() -> None:
-    from cuadrilla.data.catalogue import CATALOGUE
+def _fetched_row(folder: Path, *, is_new: bool) -> dict[str, Any]:
+    record = read_record(folder)
+    assert record is not None
+    return {
+        "folder": str(folder),
+        "files": len(record.files),
+        "bytes": sum((folder / name).stat().st_size for name in record.files),
+        "licence": record.licence,
+        "state": "fetched" if is_new else "already there",
+    }
 
+
+def _show_catalogue() -> None:
     if options.json:
         keys = ("what", "url", "licence", "about_bytes", "size", "inside")
         emit_json([{"name": name, **{key: getattr(of, key) for key in keys}} for name, of in CATALOGUE.items()])
@@ -82,18 +91,6 @@ def _show_catalogue() -> None:
         emit("{name:15}{what}", name=name, what=corpus.what)
         emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence)
         emit("               {address}", address=corpus.url)
-
-
-def _fetched_row(fetched: "Fetched") -> dict[str, Any]:
-    first, *others = fetched.records
-    shown: dict[str, Any] = {
-        "file": f"{len(others) + 1:,} files" if others else str(fetched.folder / first.name),
-        "bytes": sum(record.num_bytes for record in fetched.records),
-        "sha256": first.sha256 if options.json else first.sha256[:12],
-        "licence": first.licence,
-        "state": "already there" if fetched.already else "fetched",
-    }
-    return {**shown, "folder": str(fetched.folder), "url": first.url} if options.json else shown
 
 
 @app.command("prepare")

@@ -8,6 +8,7 @@ from pathlib import Path
 from cuadrilla.cli.data import fetched
 from cuadrilla.cli.output import say
 from cuadrilla.cli.progress import shown_progress
+from cuadrilla.data.catalogue import CATALOGUE
 from cuadrilla.data.prepare import OtherTextError, Prepared, PrepareOptions, prepare
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.monitor.screen import duration
@@ -26,7 +27,7 @@ def is_text(name: str) -> bool:
     path = Path(name)
     if path.suffix == ".toml" or RunDir(path).run_file.exists():
         return False
-    return path.is_file() or (path.is_dir() and any(path.iterdir())) or name.startswith(BUILT_IN) or _is_corpus(name)
+    return path.is_file() or (path.is_dir() and any(path.iterdir())) or name.startswith(BUILT_IN) or name in CATALOGUE
 
 
 def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> RunDir:
@@ -42,7 +43,7 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         raise ConfigError("unknown preset {preset}", preset=size, hint="use gpt2-micro, gpt2-mini or gpt2-small")
     run = RunDir(Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2"))
     make_private(run.path)
-    prepared = _prepared([str(part) for text in texts for part in _here(text, run)], run)
+    prepared = _prepared([_here(text, run) for text in texts], run)
     tokens = prepared.manifest.splits["train"].num_tokens
     say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=prepared.manifest.num_held_out)
     if run.run_file.exists():
@@ -74,17 +75,12 @@ def seconds_of(text: str) -> float:
     return 3600.0 * hours + 60 * minutes + seconds
 
 
-def _is_corpus(name: str) -> bool:
-    from cuadrilla.data.catalogue import CATALOGUE
-
-    return name in CATALOGUE
-
-
-def _here(text: str, run: RunDir) -> list[Path | str]:
-    """The files or folders that `text` stands for. A corpus is fetched."""
+def _here(text: str, run: RunDir) -> str:
+    """The file or folder that `text` stands for. A corpus is fetched."""
     if Path(text).exists() or text.startswith(BUILT_IN):
-        return [text]
-    return sorted({each.folder for each in fetched([text], to=run.path / "texts")})
+        return text
+    fetched([text], to=run.path / "texts")
+    return str(run.path / "texts" / text)
 
 
 def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:

@@ -1,21 +1,23 @@
-"""Spanish corpora by name. An argument that is not such a name must be an address.
+"""Spanish corpora by name.
 
 Sizes are approximate: they serve the question before a large download. The catalogue has no hashes, because archives of
 repositories are made on request, and editors correct the texts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cuadrilla.data.download import DownloadRequest
-from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
-
-WEB_SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatalogueEntry(DownloadRequest):
+class CatalogueEntry:
     what: str
+    url: str
+    licence: str
+    name: str
+    """Name of the downloaded file."""
+    inside: str = ""
+    """Folder in a zip archive whose files are unpacked. Empty: the downloaded file is kept as it is."""
     about_bytes: int
     """Approximate size of the download; of an archive that is made on request, the size of its repository."""
 
@@ -57,13 +59,3 @@ CATALOGUE = {
     ),
 }
 """The known corpora by name. The files of each go into a folder of its name."""
-
-
-def resolve(argument: str, *, sha256: str = "") -> DownloadRequest:
-    """The download for a name of the catalogue, or for an address. Raises ConfigError for anything else."""
-    if corpus := CATALOGUE.get(argument):
-        return replace(corpus, subfolder=argument, sha256=sha256)
-    if not argument.startswith(WEB_SCHEMES):
-        hint = "`cuadrilla data get --list` shows the known corpora"
-        raise ConfigError("{name!r} is neither a known corpus nor an address", name=argument, hint=hint)
-    return DownloadRequest(url=argument, sha256=sha256)

@@ -1,4 +1,4 @@
-"""`SOURCE.json` beside downloaded data: for each file its address, licence, size, hash and date.
+"""`SOURCE.json` beside downloaded data: their address, licence and date, and the hash of each file.
 
 `data prepare` reads licences from it.
 """
@@ -16,24 +16,25 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadRecord:
-    """One file that was downloaded, or unpacked from a downloaded archive."""
+    """One download: a file, or the files that were unpacked from an archive."""
 
     url: str
-    name: str
     licence: str
-    num_bytes: int
-    sha256: str
     date: str
     """UTC, ISO 8601."""
+    files: dict[str, str]
+    """The SHA-256 of each file, by name."""
 
 
-def read_records(folder: Path) -> list[DownloadRecord]:
-    """The records of a folder; none if it has no `SOURCE.json`. Raises DataError if that cannot be read."""
+def read_record(folder: Path) -> DownloadRecord | None:
+    """The record of a folder; None if it has no `SOURCE.json`. Raises DataError if that cannot be read."""
     path = folder / RECORD
     try:
-        return [DownloadRecord(**row) for row in json.loads(path.read_bytes())["files"]]
+        read = json.loads(path.read_bytes())
+        files = {str(name): str(sha256) for name, sha256 in read["files"].items()}
+        return DownloadRecord(url=read["url"], licence=str(read["licence"]), date=read["date"], files=files)
     except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        return None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
         raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error

@@ -27,7 +27,7 @@ from cuadrilla.data.cuentos import stories
 from cuadrilla.data.formats import records, tei
 from cuadrilla.data.formats.encoding import HEAD_BYTES, UTF8, decoded, detect
 from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, streams
-from cuadrilla.data.record import RECORD, UNKNOWN, read_records
+from cuadrilla.data.record import RECORD, UNKNOWN, read_record
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256
@@ -93,9 +93,8 @@ class TextSource:
         if self.num_stories:
             return "CC0-1.0 (generated)"
         with suppress(DataError):
-            for row in read_records(self.path.parent):
-                if row.sha256 == self.sha256:
-                    return str(row.licence)
+            if (record := read_record(self.path.parent)) and self.sha256 in record.files.values():
+                return record.licence
         return UNKNOWN
 
 
