@@ -2,7 +2,6 @@
 
 import os
 import unicodedata
-import zipfile
 
 import pytest
 
@@ -71,6 +70,19 @@ def test_what_is_not_text_is_refused_with_a_reason(tmp_path, name, raw, reason):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["a.zip", "A.ZIP", "a.tar", "a.tar.gz", "a.tgz", "a.tar.zst"])
+def test_an_archive_is_refused_with_what_to_do(tmp_path, name):
+    path = tmp_path / "libros" / name
+    path.parent.mkdir()
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=f"{name} is an archive") as caught:
+        find(path)
+    assert f"unzip {path} -d" in str(caught.value.hint)
+    (tmp_path / "libros" / "a.txt").write_text("hola")
+    assert find(path.parent).skipped == [f"libros/{name}"]
+    assert texts(path.parent) == ["hola"]
+
+
 def test_a_folder_is_listed_by_name_and_what_is_not_text_is_named(tmp_path):
     folder = tmp_path / "libros"
     (folder / "b" / ".git").mkdir(parents=True)
@@ -122,6 +134,3 @@ def test_a_file_of_two_encodings_is_read_letter_by_letter(tmp_path):
     path.write_bytes(first.encode() + second.encode("cp1252"))
     assert texts(path) == [first + second]
     assert survey(path).encoding == "utf-8"
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.write(path, "dentro.txt")
-    assert texts(tmp_path / "a.zip") == [first + second]

@@ -26,8 +26,8 @@ MAX_NAMES = 5
 LEFT_OUT = ("documents_", "filtered_", "records_")
 """Prefixes of the counts in a manifest that say how many documents were left out."""
 SOURCES_HELP = (
-    "Files and folders (text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed (.gz, .zst, .xz, .bz2), .zip or"
-    " .tar), or cuentos:N for N built-in stories."
+    "Files and folders (text as .txt, .md, .jsonl, .parquet or TEI .xml, also packed as .gz, .zst, .xz or .bz2), or"
+    " cuentos:N for N built-in stories."
 )
 
 app = typer.Typer(no_args_is_help=True)

@@ -21,7 +21,7 @@ What a document is
 * A paragraph longer than 20,000 characters is cut at line ends, and a line longer than that at a blank.
 
 Which documents are held out
-* By text: a text (a file, a member of an archive, a record) is held out whole, because a model that has read half of a
+* By text: a text (a file, a record) is held out whole, because a model that has read half of a
   novel finds the other half easy. It is held out if the hash of its documents, read as a fraction, is below
   `val_fraction`, but not if it has more than `MAX_SHARE` times the wanted size. By document: each one by its own hash.
 * So a text stays on its side when other files are added, and one that occurs twice (it is kept once) has one side.

@@ -1,4 +1,4 @@
-"""Where text comes from: local files, folders and archives, and the built-in generator of stories.
+"""Where text comes from: local files and folders, and the built-in generator of stories.
 
 Invariants
 * The result does not depend on the order of arguments or of names in a file system: sources are sorted by name and
@@ -6,9 +6,9 @@ Invariants
 * In a folder these are passed over: hidden files and folders, the record of a download, links to folders (they can
   loop), the output, and files about the corpus (a README, a licence). A file whose suffix is not one of text is skipped
   in a folder, and refused as an argument. A damaged file is an error; a record without text is counted.
-* Only text is opened as text; nothing is ever unpickled or extracted.
+* Only text is opened as text; nothing is ever unpickled. Archives are not read.
 
-A new kind of file needs a reader in `formats/`, a suffix in `formats/files.py`, a branch in `Sources._contents_of`.
+A new kind of file needs a reader in `formats/`, a suffix in `formats/files.py`, a branch in `Sources._contents`.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from cuadrilla.data.cuentos import stories
 from cuadrilla.data.formats import records, tei
 from cuadrilla.data.formats.encoding import HEAD_BYTES, UTF8, decoded, detect
-from cuadrilla.data.formats.files import ACCEPTED, DAMAGE, PARQUET, TAR, ZIP, Form, form_of, streams
+from cuadrilla.data.formats.files import ACCEPTED, ARCHIVE, DAMAGE, OPENERS, PARQUET, Form, form_of
 from cuadrilla.data.record import RECORD, UNKNOWN, read_record
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.printable import one_line
@@ -47,7 +47,7 @@ Content = tuple[Iterable[str], bool]
 
 
 class SourceText(NamedTuple):
-    """One text: a plain file, a member of an archive, a record, a TEI `<body>` or a story."""
+    """One text: a plain file, a record, a TEI `<body>` or a story."""
 
     source: int
     pieces: Iterator[str]
@@ -109,7 +109,7 @@ class Sources:
 
     @property
     def skipped(self) -> list[str]:
-        """Names of the files that are not text, in folders and in the archives read so far."""
+        """Names of the files in folders that are not text, or were read and are XML other than TEI."""
         return sorted(name for name, _ in self._skipped)
 
     @property
@@ -129,40 +129,32 @@ class Sources:
 
     def _contents(self, source: TextSource) -> Iterator[Content]:
         """The texts of a source. Raises DataError, and whatever libraries raise for damaged files."""
-        form = form_of(source.path.name) if not source.num_stories else None
-        if form is None:
+        where, form = str(source.path), form_of(source.path.name)
+        if source.num_stories:
             source.encodings.add(UTF8)
             yield from _whole(stories(source.num_stories, seed=0))
-        elif form.content == PARQUET:
+            return
+        assert form is not None
+        if form.content == PARQUET:
             source.encodings.add(UTF8)
             yield from _whole(records.parquet(source.path, field=self._field, counts=self._records))
-        else:
-            for member, stream in streams(source.path, form):
-                yield from self._contents_of(member, stream, source)
-
-    def _contents_of(self, member: str, stream: IO[bytes], source: TextSource) -> Iterator[Content]:
-        """The texts of one member of an archive. For a file that is no archive, `member` is ""."""
-        where, label = (f"{each}!{member}" if member else str(each) for each in (source.path, source.name))
-        form = form_of(member or source.path.name)
-        if any(part.startswith(".") and part.strip(".") for part in member.split("/")):
             return
-        if form is None or (member and (form.packing or form.content in (ZIP, TAR, PARQUET))):
-            self._skipped.append((label, "files_not_text"))
-        elif form.content == ".jsonl":
-            source.encodings.add(UTF8)
-            yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self._records))
-        elif form.content == ".xml":
-            if novel := tei.read(stream, where=where):
-                encoding, texts = novel
-                source.encodings.add(encoding)
-                yield from _whole(texts)
+        with OPENERS[form.packing](source.path) as stream:
+            if form.content == ".jsonl":
+                source.encodings.add(UTF8)
+                yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self._records))
+            elif form.content == ".xml":
+                if novel := tei.read(stream, where=where):
+                    encoding, texts = novel
+                    source.encodings.add(encoding)
+                    yield from _whole(texts)
+                else:
+                    self._skipped.append((source.name, "files_xml_not_tei"))
             else:
-                self._skipped.append((label, "files_xml_not_tei"))
-        else:
-            head = stream.read(HEAD_BYTES)
-            encoding = detect(head, where=where)
-            source.encodings.add(encoding)
-            yield decoded(head, stream, encoding), form.content == ".md"
+                head = stream.read(HEAD_BYTES)
+                encoding = detect(head, where=where)
+                source.encodings.add(encoding)
+                yield decoded(head, stream, encoding), form.content == ".md"
 
 
 def _whole(texts: Iterable[str]) -> Iterator[Content]:
@@ -198,7 +190,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 def list_sources(
     specs: Sequence[str], *, exclude: Path, field: str = DEFAULT_FIELD, held_out: Sequence[str] = ()
 ) -> Sources:
-    """The sources that `specs` name: files, folders, archives, `cuentos:N`. Their text is not read yet.
+    """The sources that `specs` name: files, folders, `cuentos:N`. Their text is not read yet.
 
     `exclude` is a folder that is not entered (the output). `field` is the field of a record that holds its text.
     `held_out` names files and folders, which may be among `specs`. A file that is named twice is read once. Raises
@@ -234,6 +226,9 @@ def _named(path: Path, exclude: Path, skipped: list[tuple[str, str]]) -> Iterato
         yield from _walk(path, exclude, skipped)
     elif path.is_file() and form_of(path.name):
         yield _portable(path.name), path
+    elif ARCHIVE.search(path.name):
+        unpack = "unpack it first (unzip {path} -d FOLDER, or tar xf {path} -C FOLDER), and give the folder"
+        raise DataError("{path} is an archive", path=path, hint=unpack)
     else:
         raise DataError("{path} is not read as text", path=path, hint=hint, accepted=ACCEPTED)
 
