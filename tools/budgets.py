@@ -53,7 +53,6 @@ RESTRICTED_READER = "model/weights.py"  # may call torch.load(weights_only=True)
 TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
 HOMES = {  # a heavy library is imported in its own place only
     "ray": ("crew/ray.py",),
-    "distributed": ("data/dask.py",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
     "gguf": ("model/gguf.py",),
     "grpc": tuple(f"link/{part}.py" for part in ("calls", "client", "server")),

@@ -15,6 +15,7 @@ the other way round. Only warnings are printed, by `logging`. Errors are `Cuadri
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -51,17 +52,18 @@ def prepare(
     out: AnyPath,
     options: PrepareOptions | None = None,
     progress: Progress = no_progress,
+    executor: Executor | None = None,
 ) -> Prepared:
     """Clean, deduplicate and split texts, train a tokenizer, and write the data folder `out`: `cuadrilla data prepare`.
 
     `sources`: one or several files and folders, or `cuentos:N` for N built-in stories. If `out` was already prepared
     from the same texts with the same options, nothing is done. `progress(stage, done, total)` is called from time to
-    time. Raises DataError, ConfigError, ResourceError.
+    time. The jobs run in processes of this machine, or in the `executor`, such as that of a Dask cluster
+    (`examples/prepare_dask.py`). Raises DataError, ConfigError, ResourceError.
     """
-    given = [sources] if isinstance(sources, str | PathLike) else sources
-    return prepare_folder(
-        [str(source) for source in given], out=Path(out), options=options or PrepareOptions(), progress=progress
-    )
+    given = [str(source) for source in ([sources] if isinstance(sources, str | PathLike) else sources)]
+    options = options or PrepareOptions()
+    return prepare_folder(given, out=Path(out), options=options, progress=progress, executor=executor)
 
 
 def new_run(folder: AnyPath, settings: Mapping[str, Any] | str) -> "Run":

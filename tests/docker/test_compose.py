@@ -108,9 +108,9 @@ def test_dask_and_tensorboard(project: Project) -> None:
     found = [line.split()[1] for line in project.inside("tensorboard", "sh", "-c", CAPABILITIES).splitlines()]
     assert found == [str(user), *["0" * 16] * 3, "1"] * 2
     project.inside("scheduler", "python", "-c", COME)
-    prepared = ("cuadrilla", "data", "prepare", "cuentos:200", "--out")
-    project.compose("run", "--rm", "ingest", *prepared, "by-dask", "--dask", "scheduler:8786")
-    project.compose("run", "--rm", "ingest", *prepared, "here")
+    by_dask = ("examples/prepare_dask.py", "cuentos:200", "--out", "by-dask", "--scheduler", "scheduler:8786")
+    project.compose("run", "--rm", "ingest", "python", *by_dask)
+    project.compose("run", "--rm", "ingest", "cuadrilla", "data", "prepare", "cuentos:200", "--out", "here")
     there, here = (
         [path.read_bytes() for path in sorted((project.folder / name).glob("*.bin"))] for name in ("by-dask", "here")
     )

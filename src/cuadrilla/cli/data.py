@@ -1,9 +1,8 @@
 """`cuadrilla data`: fetch corpora, prepare text for training, and look at what was prepared."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +14,8 @@ from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared
 from cuadrilla.data.record import read_record
 from cuadrilla.data.sources import DEFAULT_FIELD
 from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
-from cuadrilla.errors import ConfigError, EnvironmentProblem
+from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed
-
-if TYPE_CHECKING:
-    from cuadrilla.data.executor import Workers
 
 MAX_ROWS = 20
 MAX_NAMES = 5
@@ -117,9 +113,6 @@ def prepare_command(
     processes: Annotated[
         int | None, typer.Option(min=1, max=256, help="Processes that share the work (one for each core).")
     ] = None,
-    dask: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A Dask scheduler whose workers do the work.")
-    ] = None,
 ) -> None:
     """Detect encodings, clean, remove duplicates, hold out a part, train a tokenizer and write tokens."""
     wanted = PrepareOptions(
@@ -132,22 +125,9 @@ def prepare_command(
         force=force,
         processes=processes,
     )
-    with shown_progress() as progress, _workers(dask) as workers:
-        prepared = prepare(sources, out=out, options=wanted, progress=progress, workers=workers)
+    with shown_progress() as progress:
+        prepared = prepare(sources, out=out, options=wanted, progress=progress)
     _report(prepared, out=out)
-
-
-def _workers(dask: str | None) -> "AbstractContextManager[Workers | None]":
-    """The workers of a Dask cluster; None for processes of this machine."""
-    if dask is None:
-        return nullcontext()
-    try:
-        from cuadrilla.data.dask import dask_workers
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "Dask is not installed: {error}", error=error, hint='pip install "cuadrilla[dask]"'
-        ) from error
-    return dask_workers(dask)
 
 
 @app.command("stats")

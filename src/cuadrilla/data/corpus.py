@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import unidata_version
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from cuadrilla.data import clean, duplicates
@@ -23,6 +25,7 @@ from cuadrilla.data.order import mixed
 from cuadrilla.data.sources import Progress, Sources
 from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
+from cuadrilla.version import __version__
 
 RECIPE = 9
 """Version of the preparation, raised when equal inputs and options would give other bytes. Manifests store it."""
@@ -34,6 +37,11 @@ MIN_TEXTS = 20
 """With fewer texts, parts of texts are held out: a whole one would be too large a loss for training."""
 DOCUMENT_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
+
+
+def program() -> str:
+    """All versions that decide the bytes of a job's result. They must be equal wherever an executor runs jobs."""
+    return f"cuadrilla {__version__}.{RECIPE}, tokenizers {tokenizers.__version__}, Unicode {unidata_version}"
 
 
 class TextSection(NamedTuple):

@@ -1,4 +1,4 @@
-"""Run the jobs of a preparation in processes of this machine, or in the workers of a Dask cluster (`dask.py`).
+"""Run the jobs of a preparation in processes of this machine, or wherever the caller's executor runs them.
 
 A `concurrent.futures.Executor` runs the jobs. Results come in the order of the jobs, so the outcome does not depend on
 the number of processes. Only a few jobs are started ahead, so memory is bounded.

@@ -14,6 +14,7 @@ from at most `TOKENIZER_CHARACTERS` characters, chosen by hash.
 
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +81,7 @@ class PrepareOptions:
     force: bool = False
     """Replace a folder that was prepared from other inputs."""
     processes: int | None = None
-    """None: one for each core."""
+    """Processes, or workers of the executor. None: one for each core of this machine."""
 
     def recorded(self, tokenizer: Tokenizer | None, sources: Sources) -> dict[str, Option]:
         """The options that decide the bytes of the folder, as the manifest stores them."""
@@ -115,10 +116,10 @@ def prepare(
     out: Path,
     options: PrepareOptions,
     progress: Progress = no_progress,
-    workers: Workers | None = None,
+    executor: Executor | None = None,
 ) -> Prepared:
-    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. `workers` run the jobs; by default they
-    are processes of this machine.
+    """Prepare `specs` (files, folders, `cuentos:N`) into the data folder `out`. The `executor` runs the jobs; by
+    default processes of this machine do.
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
@@ -146,13 +147,14 @@ def prepare(
             try:
                 small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
                 count = 1 if small else options.processes or max(1, int(read_facts().cores))
-                with nullcontext(workers) if workers else processes(count) as chosen:
+                given = Workers(executor=executor, ahead=2 * count) if executor else None
+                with nullcontext(given) if given else processes(count) as workers:
                     corpus = make_corpus(
                         work,
                         read=sources,
                         val_fraction=options.val_fraction,
                         keep_all=options.keep_all,
-                        workers=chosen,
+                        workers=workers,
                         progress=progress,
                     )
                 manifest = _written(work, corpus, sources, tokenizer, options=wanted, progress=progress)
