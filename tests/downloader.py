@@ -19,7 +19,7 @@ class Downloader:
         self.folder = folder
 
     def __call__(self, url: str, *, name: str = "a.txt", licence: str = "CC0 1.0", inside: str = "") -> bool:
-        corpus = CatalogueEntry(what="", url=url, licence=licence, name=name, inside=inside, about_bytes=0)
+        corpus = CatalogueEntry(what="", url=url, licence=licence, file=name, inside=inside, about_bytes=0)
         return fetch(corpus, self.folder, progress=no_progress)
 
     @property

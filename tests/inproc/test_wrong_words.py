@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> RunDir:
         ("help kick", 0, "With every command: --json"),
         ("doctor --lang=xx", 2, "hint: --lang en, or --lang es"),
         ("doctor --lang", 2, "unknown language ''"),
-        ("data nada", 2, "no such command; cuadrilla data has: get, prepare, stats"),
+        ("data nada", 2, "no such command; cuadrilla data has: get, prepare"),
         ("data nada --lang es", 2, "no existe esa orden"),
         ("invite", 5, NOBODY),
         ("stop", 5, NOBODY),

@@ -50,8 +50,8 @@ def test_tokens_come_back_and_are_little_endian(tmp_path, dtype):
     assert names == {"manifest.json", "tokenizer.json", *TOKENS.values()}
 
 
-def test_tokens_of_another_length_are_named_at_once_and_a_flipped_bit_on_request(tmp_path):
-    manifest = make(tmp_path)
+def test_tokens_of_another_length_are_named_at_once(tmp_path):
+    make(tmp_path)
     path = tmp_path / "train.bin"
     raw = path.read_bytes()
     for damaged in (raw[:-1], raw + b"\0", None):
@@ -59,10 +59,6 @@ def test_tokens_of_another_length_are_named_at_once_and_a_flipped_bit_on_request
         with pytest.raises(DataError, match=r"train\.bin"):
             open_tokens(tmp_path, "train")
         open_tokens(tmp_path, "val")
-    path.write_bytes(raw[:3] + bytes([raw[3] ^ 1]) + raw[4:])
-    open_tokens(tmp_path, "train")
-    with pytest.raises(DataError, match=r"train\.bin is not what"):
-        module.verify_folder(tmp_path, manifest, hashes=True)
 
 
 def test_an_empty_split_is_an_error_that_says_so(tmp_path):

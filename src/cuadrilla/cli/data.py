@@ -1,6 +1,7 @@
-"""`cuadrilla data`: fetch corpora, prepare text for training, and look at what was prepared."""
+"""`cuadrilla data`: fetch corpora, and prepare text for training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ import typer
 from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.data.catalogue import CATALOGUE
-from cuadrilla.data.folder import Manifest, read_manifest, verify_folder
 from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
 from cuadrilla.data.record import read_record
 from cuadrilla.data.sources import DEFAULT_FIELD
@@ -80,8 +80,7 @@ def _fetched_row(folder: Path, *, is_new: bool) -> dict[str, Any]:
 
 def _show_catalogue() -> None:
     if options.json:
-        keys = ("what", "url", "licence", "about_bytes", "size", "inside")
-        emit_json([{"name": name, **{key: getattr(of, key) for key in keys}} for name, of in CATALOGUE.items()])
+        emit_json([{"name": name, **vars(corpus)} for name, corpus in CATALOGUE.items()])
         return
     for name, corpus in CATALOGUE.items():
         emit("{name:15}{what}", name=name, what=corpus.what)
@@ -130,17 +129,6 @@ def prepare_command(
     _report(prepared, out=out)
 
 
-@app.command("stats")
-def stats_command(
-    folder: Annotated[Path, typer.Argument(help="A folder written by `cuadrilla data prepare`.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Check the hash of every file as well.")] = False,
-) -> None:
-    """What a data folder holds: documents, bytes and tokens of each split, and its sources."""
-    manifest = read_manifest(folder)
-    verify_folder(folder, manifest, hashes=verify)
-    _emit_manifest(manifest, folder=folder)
-
-
 def _report(prepared: Prepared, *, out: Path) -> None:
     manifest = prepared.manifest
     if prepared.skipped:
@@ -150,8 +138,8 @@ def _report(prepared: Prepared, *, out: Path) -> None:
     if prepared.note:
         say("{note}", note=prepared.note)
     if options.json:
-        head = {"already_prepared": prepared.already, "skipped": list(prepared.skipped)}
-        _emit_manifest(manifest, folder=out, head=head)
+        head = {"folder": str(out), "already_prepared": prepared.already, "skipped": list(prepared.skipped)}
+        emit_json({**head, "manifest_hash": manifest.hash(), **asdict(manifest)})
     say(
         "{folder}: {tokens:,} tokens to train on, {held_out:,} held out; vocabulary {size:,}",
         folder=typed(out),
@@ -164,41 +152,3 @@ def _report(prepared: Prepared, *, out: Path) -> None:
     if prepared.already:
         say("it was prepared already: nothing done")
     say("\nnext: cuadrilla new my-gpt2 --data {folder}", folder=typed(out))
-    say("      cuadrilla data stats {folder}", folder=typed(out))
-
-
-def _emit_manifest(manifest: Manifest, *, folder: Path, head: Mapping[str, Any] | None = None) -> None:
-    splits: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "documents": split.num_documents,
-            "bytes": split.num_bytes,
-            "tokens": split.num_tokens,
-            "bytes_per_token": round(split.num_bytes / max(1, split.num_tokens), 3),
-        }
-        for name, split in manifest.splits.items()
-    ]
-    sources: list[dict[str, Any]] = [
-        {
-            "name": source.name,
-            "documents": sum(source.documents.values()),
-            "held_out_documents": source.documents.get("val", 0),
-            "bytes": source.num_bytes,
-            "encoding": source.encoding,
-            "licence": source.licence,
-        }
-        for source in manifest.sources
-    ]
-    if options.json:
-        about = {"folder": str(folder), "manifest_hash": manifest.hash(), "vocab_size": manifest.vocab_size}
-        more = {"dtype": manifest.dtype, "options": manifest.options, "counts": manifest.counts}
-        emit_json({**about, **(head or {}), **more, "splits": splits, "sources": sources})
-        return
-    emit_table(splits)
-    emit("")
-    emit_table(sources, most=MAX_ROWS)
-    if manifest.counts:
-        emit("")
-        emit_table([{"cleaning": name.replace("_", " "), "number": number} for name, number in manifest.counts.items()])
-    vocabulary = "\nvocabulary {size:,} ({dtype}), manifest {hash}"
-    emit(vocabulary, size=manifest.vocab_size, dtype=manifest.dtype, hash=manifest.hash()[:12])

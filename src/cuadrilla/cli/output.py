@@ -24,14 +24,13 @@ from cuadrilla.printable import filled, one_line, printable
 MAX_WIDTH = 10_000
 NAMES = (
     Message("agreement"), Message("as fast as the best alone"), Message("bits per byte"), Message("bytes"),
-    Message("bytes per token"), Message("cause"), Message("character"), Message("cleaning"), Message("default"),
-    Message("documents"), Message("encoding"), Message("faults"), Message("file"), Message("held out documents"),
-    Message("key"), Message("licence"), Message("loss"), Message("machine"), Message("MB/s at the coordinator"),
-    Message("meaning"), Message("measure"), Message("name"), Message("number"), Message("object"), Message("on"),
-    Message("origin"), Message("pairs"), Message("pairs right"), Message("parameters"), Message("punctuation"),
-    Message("reason"), Message("run"), Message("share"), Message("state"), Message("step"), Message("stories"),
-    Message("stories right"), Message("structure"), Message("tokens"), Message("unknown word"), Message("value"),
-    Message("version"), Message("waiting"),
+    Message("cause"), Message("character"), Message("default"), Message("faults"), Message("file"),
+    Message("files"), Message("folder"), Message("key"), Message("licence"), Message("loss"), Message("machine"),
+    Message("MB/s at the coordinator"), Message("meaning"), Message("measure"), Message("name"), Message("number"),
+    Message("object"), Message("on"), Message("origin"), Message("pairs"), Message("pairs right"),
+    Message("parameters"), Message("punctuation"), Message("reason"), Message("run"), Message("share"),
+    Message("state"), Message("step"), Message("stories"), Message("stories right"), Message("structure"),
+    Message("tokens"), Message("unknown word"), Message("value"), Message("version"), Message("waiting"),
 )  # fmt: skip
 """Names of columns, measures and faults in stories, listed for their translation."""
 

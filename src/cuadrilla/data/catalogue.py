@@ -14,7 +14,7 @@ class CatalogueEntry:
     what: str
     url: str
     licence: str
-    name: str
+    file: str
     """Name of the downloaded file."""
     inside: str = ""
     """Folder in a zip archive whose files are unpacked. Empty: the downloaded file is kept as it is."""
@@ -32,14 +32,14 @@ CATALOGUE = {
         url="https://www.gutenberg.org/cache/epub/2000/pg2000.txt",
         licence="Project Gutenberg License",
         about_bytes=2_200_000,
-        name="quijote.txt",
+        file="quijote.txt",
     ),
     "conha19": CatalogueEntry(
         what=Message("234 Spanish-American novels, 1830 to 1910, plain text"),
         url="https://github.com/cligs/conha19/archive/refs/heads/main.zip",
         licence="Public Domain Mark 1.0",
         about_bytes=809_000_000,
-        name="conha19.zip",
+        file="conha19.zip",
         inside="txt",
     ),
     "eltec-spa": CatalogueEntry(
@@ -47,7 +47,7 @@ CATALOGUE = {
         url="https://github.com/COST-ELTeC/ELTeC-spa/archive/HEAD.zip",
         licence="texts public domain, markup CC BY 4.0",
         about_bytes=180_000_000,
-        name="eltec-spa.zip",
+        file="eltec-spa.zip",
         inside="level1",
     ),
     "fineweb2-test": CatalogueEntry(
@@ -55,7 +55,7 @@ CATALOGUE = {
         url="https://huggingface.co/datasets/HuggingFaceFW/fineweb-2/resolve/main/data/spa_Latn/test/000_00000.parquet",
         licence="ODC-By 1.0",
         about_bytes=59_700_000,
-        name="fineweb2-test.parquet",
+        file="fineweb2-test.parquet",
     ),
 }
 """The known corpora by name. The files of each go into a folder of its name."""

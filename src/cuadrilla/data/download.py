@@ -59,7 +59,7 @@ def fetch(corpus: CatalogueEntry, folder: Path, *, progress: Progress) -> bool:
         try:
             with storage_errors(work):
                 work.mkdir()
-            file = work / corpus.name
+            file = work / corpus.file
             _receive(corpus.url, file, progress=progress)
             _publish(_unpacked(file, inside=corpus.inside) if corpus.inside else [file], folder, corpus)
         finally:

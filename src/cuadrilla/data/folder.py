@@ -5,7 +5,8 @@ has more than 65,536 tokens), each document followed by one end-of-text token.
 
 Invariants
 * `manifest.json` is written last. A folder without one counts as empty, whatever else lies in it.
-* A token file's length follows from the manifest and is checked whenever it is opened, its SHA-256 only on request.
+* A token file's length follows from the manifest and is checked whenever it is opened, its SHA-256 by a machine that
+  fetches it.
 * `Manifest.hash()` depends only on content (no path, time or host): folders with the same hash are interchangeable.
 """
 
@@ -120,14 +121,12 @@ def data_files(folder: Path) -> list[tuple[Path, str]]:
     return [*files, (folder / MANIFEST, file_sha256(folder / MANIFEST))]  # last: it makes the folder valid
 
 
-def verify_folder(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Raises a DataError that names the file, if the tokenizer or a token file is missing, has the wrong length, or
-    (token files: only with `hashes`) has changed."""
+def verify_folder(folder: Path, manifest: Manifest) -> None:
+    """Raises a DataError that names the file, if the tokenizer has changed, or a token file has the wrong length."""
     _verify(folder / TOKENIZER, sha256=manifest.tokenizer_sha256)
     for split in manifest.splits.keys() & TOKENS.keys():
         made = manifest.splits[split]
-        num_bytes = made.num_tokens * np.dtype(manifest.dtype).itemsize
-        _verify(folder / TOKENS[split], num_bytes=num_bytes, sha256=made.sha256 if hashes else "")
+        _verify(folder / TOKENS[split], num_bytes=made.num_tokens * np.dtype(manifest.dtype).itemsize)
 
 
 def _verify(path: Path, *, num_bytes: int | None = None, sha256: str = "") -> None:

@@ -193,7 +193,7 @@ def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifes
             tokenizer=out / TOKENIZER,
         )
     try:
-        verify_folder(out, manifest, hashes=False)
+        verify_folder(out, manifest)
     except DataError:
         return None
     return manifest
