@@ -98,7 +98,7 @@ def test_the_same_input_gives_the_same_bytes_and_is_recognised(books, tmp_path):
     assert {path.name: path.stat().st_mtime_ns for path in one.iterdir()} == times
 
 
-def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_asked_for(books, tmp_path):
+def test_whole_texts_are_held_out_where_there_are_enough(books, tmp_path):
     def sides(out):
         sources = read_manifest(out).sources
         return {source.name: set(source.documents) for source in sources}
@@ -114,16 +114,6 @@ def test_whole_texts_are_held_out_where_there_are_enough_and_named_ones_where_as
     done = prepare(many, out=tmp_path / "many")
     assert "of 24 texts, whole" in done.stderr
     assert all(len(each) == 1 for each in sides(tmp_path / "many").values())
-    prepare(many, "--val", many / "07.txt", "--val", books / "libro1.txt", out=tmp_path / "named", code=0)
-    found = sides(tmp_path / "named")
-    assert {name for name, each in found.items() if "val" in each} == {"muchos/07.txt", "libro1.txt"}
-    assert all(len(each) == 1 for each in found.values())
-    assert "from other text, or with other options" in fail(prepare(many, out=tmp_path / "named"), 4)
-    fail(prepare(many, "--val", many / "nada.txt", out=tmp_path / "other"), 4)
-    short = tmp_path / "corto.txt"
-    short.write_text("Hola.")
-    for given in (short, many):  # either split would be empty
-        assert "one of them held out" in fail(prepare(many, "--val", given, out=tmp_path / "other"), 4)
 
 
 def test_no_text_is_in_both_splits_and_none_is_lost(books, tmp_path):

@@ -98,9 +98,6 @@ def prepare_command(
     val_fraction: Annotated[
         float, typer.Option(min=0.0001, max=0.5, help="Fraction of the text to hold out.")
     ] = DEFAULT_VAL_FRACTION,
-    val: Annotated[
-        list[str] | None, typer.Option(help="A file or folder to hold out, instead of a random part.")
-    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[
         str, typer.Option(help="The .jsonl field or .parquet column that holds the text.")
@@ -118,7 +115,6 @@ def prepare_command(
         vocab=vocab,
         tokenizer=tokenizer,
         val_fraction=val_fraction,
-        val=tuple(val or ()),
         field=field,
         keep_all=keep_all,
         force=force,

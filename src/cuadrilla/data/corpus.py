@@ -129,13 +129,11 @@ class Corpus:
         self.splits[found] = DROP
         self.counts["documents_contained"] = len(found)
 
-    def split(self, val_fraction: float, *, named: list[int]) -> None:
-        """Hold out the documents of the sources in `named`; if it is empty, about `val_fraction` of all."""
+    def split(self, val_fraction: float) -> None:
+        """Hold out about `val_fraction` of all documents."""
         kept = np.flatnonzero(self.splits != DROP)
         num_texts = len(np.unique(self.texts[kept]))
-        if named:
-            is_val, how = np.isin(self.sources[kept], named), Message("what --val names")
-        elif num_texts >= MIN_TEXTS:
+        if num_texts >= MIN_TEXTS:
             is_val = clean.split_texts(
                 self._text_hashes()[kept], self.texts[kept], self.characters[kept], val_fraction=val_fraction
             )
@@ -163,7 +161,7 @@ def make_corpus(
         corpus = _cleaned(work, read=read, keep_all=keep_all, maximum=maximum, workers=workers, progress=progress)
         if len(corpus) >= 2:
             break
-    corpus.split(val_fraction, named=[number for number, each in enumerate(read.all) if each.is_held_out])
+    corpus.split(val_fraction)
     return corpus
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cuadrilla.data.corpus import RECIPE, SPLITS, VAL, CleanChunk, Corpus, make_corpus
+from cuadrilla.data.corpus import RECIPE, SPLITS, CleanChunk, Corpus, make_corpus
 from cuadrilla.data.executor import Workers, processes, threads
 from cuadrilla.data.folder import (
     MANIFEST,
@@ -72,8 +72,6 @@ class PrepareOptions:
     """Use this `tokenizer.json` instead of training one."""
     val_fraction: float = DEFAULT_VAL_FRACTION
     """Above 0, at most 0.5."""
-    val: tuple[str, ...] = ()
-    """Files and folders to hold out, instead of a fraction."""
     field: str = DEFAULT_FIELD
     """The field or column of a record that holds its text."""
     keep_all: bool = False
@@ -83,14 +81,13 @@ class PrepareOptions:
     processes: int | None = None
     """Processes, or workers of the executor. None: one for each core of this machine."""
 
-    def recorded(self, tokenizer: Tokenizer | None, sources: Sources) -> dict[str, Option]:
+    def recorded(self, tokenizer: Tokenizer | None) -> dict[str, Option]:
         """The options that decide the bytes of the folder, as the manifest stores them."""
-        held_out = sorted(source.sha256 for source in sources.all if source.is_held_out)
         return {
             **({"tokenizer": tokenizer.sha256()} if tokenizer else {"vocab": self.vocab}),
             "field": self.field,
             "recipe": RECIPE,
-            **({"val": " ".join(held_out)} if held_out else {"val_fraction": self.val_fraction}),
+            "val_fraction": self.val_fraction,
             "keep_all": int(self.keep_all),
         }
 
@@ -123,11 +120,11 @@ def prepare(
 
     Raises DataError (text), ConfigError (options, folder in use), ResourceError (disk).
     """
-    sources = list_sources(specs, exclude=out, field=options.field, held_out=options.val)
+    sources = list_sources(specs, exclude=out, field=options.field)
     if not sources.all:
         raise DataError(
             "there is no text in {names}",
-            names=", ".join([*specs, *map(str, options.val)]),
+            names=", ".join(specs),
             hint="put your text there ({accepted}), or give the built-in source cuentos:40000",
             accepted=ACCEPTED,
         )
@@ -137,7 +134,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
     try:
         with FolderLock(out / "lock", purpose="data prepare"):
-            wanted = options.recorded(tokenizer, sources)
+            wanted = options.recorded(tokenizer)
             done = None if options.force else _finished(out, sources, wanted)
             shutil.rmtree(work, ignore_errors=True)  # from a preparation that was killed
             if done:
@@ -209,14 +206,12 @@ def _written(
     progress: Progress,
 ) -> Manifest:
     """Write tokenizer and tokens into `work`. Raises DataError if there is too little text."""
-    num_held = int((corpus.splits == VAL).sum())
-    if corpus.num_characters < MIN_CORPUS_CHARACTERS or num_held in (0, len(corpus)):
+    if corpus.num_characters < MIN_CORPUS_CHARACTERS or len(corpus) < 2:
         raise DataError(
-            "too little text: {characters:,} characters in {documents} documents after cleaning, {num_held} of them "
-            "held out; the minimum is {least:,} characters in 2 documents, one of them held out",
+            "too little text: {characters:,} characters in {documents} documents after cleaning; the minimum is "
+            "{least:,} characters in 2 documents",
             characters=corpus.num_characters,
             documents=len(corpus),
-            num_held=num_held,
             least=MIN_CORPUS_CHARACTERS,
             hint="add more text, or the built-in source cuentos:40000; --keep-all keeps what was dropped",
         )

@@ -63,8 +63,6 @@ class TextSource:
     name: str
     path: Path = Path()
     num_stories: int = 0
-    is_held_out: bool = False
-    """All of its text is held out (`--val`)."""
     size_bytes: int
     """Size on disk; an estimate for stories."""
 
@@ -99,10 +97,10 @@ class TextSource:
 
 
 class Sources:
-    """The sources that a preparation's arguments name: first those to hold out, then the others, sorted by name."""
+    """The sources that a preparation's arguments name, sorted by name."""
 
     def __init__(self, sources: list[TextSource], *, skipped: list[tuple[str, str]], field: str) -> None:
-        self.all = sorted(sources, key=lambda each: (not each.is_held_out, each.name, each.sha256))
+        self.all = sorted(sources, key=lambda each: (each.name, each.sha256))
         self._listed = self._skipped = skipped
         self._field = field
         self._records: Counter[str] = Counter()
@@ -187,28 +185,24 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise DataError("{path} cannot be read: {error}", path=path, error=reason[:300], hint=hint) from error
 
 
-def list_sources(
-    specs: Sequence[str], *, exclude: Path, field: str = DEFAULT_FIELD, held_out: Sequence[str] = ()
-) -> Sources:
+def list_sources(specs: Sequence[str], *, exclude: Path, field: str = DEFAULT_FIELD) -> Sources:
     """The sources that `specs` name: files, folders, `cuentos:N`. Their text is not read yet.
 
     `exclude` is a folder that is not entered (the output). `field` is the field of a record that holds its text.
-    `held_out` names files and folders, which may be among `specs`. A file that is named twice is read once. Raises
-    ConfigError for a malformed `cuentos:`, DataError.
+    A file that is named twice is read once. Raises ConfigError for a malformed `cuentos:`, DataError.
     """
     skipped: list[tuple[str, str]] = []
     found: dict[object, TextSource] = {}
-    for spec, is_held_out in (*((spec, False) for spec in specs), *((spec, True) for spec in held_out)):
-        if not spec or (spec.startswith("cuentos:") and not is_held_out):
+    for spec in specs:
+        if not spec or spec.startswith("cuentos:"):
             count = _parse_stories(spec)
             found[count] = TextSource(name=f"cuentos:{count}", num_stories=count, size_bytes=count * STORY_BYTES)
             continue
         for name, path in _named(Path(spec), exclude.resolve(), skipped):
             status = path.stat()
-            source = TextSource(name=name, path=path, is_held_out=is_held_out, size_bytes=status.st_size)
+            source = TextSource(name=name, path=path, size_bytes=status.st_size)
             if other := found.get((status.st_dev, status.st_ino)):
                 source.name = min(name, other.name, key=lambda label: (-label.count("/"), label))
-                source.is_held_out |= other.is_held_out
             found[status.st_dev, status.st_ino] = source
     return Sources([*found.values()], skipped=skipped, field=field)
 
