@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cuadrilla.data import folder as module
-from cuadrilla.data.folder import TOKENS, Manifest, Source, TokenWriter, open_tokens
+from cuadrilla.data.folder import TOKENS, Manifest, Source, Split, open_tokens
 from cuadrilla.errors import DataError
 
 HASH = hashlib.sha256(b"").hexdigest()
@@ -17,10 +17,8 @@ def make(folder, *, sizes=None, dtype="uint16"):
     """A data folder with tokens 0, 1, 2...; returns its manifest."""
     made = {}
     for split, size in (sizes or {"train": 35, "val": 4}).items():
-        writer = TokenWriter(folder, split=split, dtype=dtype)
-        for start in range(0, size, 7):
-            writer.append(list(range(start, min(size, start + 7))))
-        made[split] = writer.close(num_bytes=size, num_documents=1)
+        np.arange(size, dtype=np.dtype(dtype).newbyteorder("<")).tofile(folder / TOKENS[split])
+        made[split] = Split(num_tokens=size, num_bytes=size, num_documents=1, sha256=HASH)
     (folder / module.TOKENIZER).write_bytes(b"")
     manifest = Manifest(tokenizer_sha256=HASH, vocab_size=300, dtype=dtype, end_of_text=0, splits=made)
     module.write_manifest(folder, manifest)
@@ -42,12 +40,10 @@ def test_a_manifest_comes_back_equal_and_its_hash_changes_with_any_content(tmp_p
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_tokens_come_back_and_are_little_endian(tmp_path, dtype):
+def test_tokens_come_back(tmp_path, dtype):
     make(tmp_path, dtype=dtype)
     assert open_tokens(tmp_path, "train").tolist() == list(range(35))
-    assert (tmp_path / "train.bin").read_bytes() == np.arange(35, dtype=np.dtype(dtype).newbyteorder("<")).tobytes()
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"manifest.json", "tokenizer.json", *TOKENS.values()}
+    assert open_tokens(tmp_path, "val").tolist() == list(range(4))
 
 
 def test_tokens_of_another_length_are_named_at_once(tmp_path):

@@ -13,7 +13,6 @@ Invariants
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -150,30 +149,6 @@ def open_tokens(folder: Path, split: str) -> NDArray[Any]:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     _verify(folder / TOKENS[split], num_bytes=named.num_tokens * dtype.itemsize)
     return np.memmap(folder / TOKENS[split], dtype=dtype, mode="r")
-
-
-class TokenWriter:
-    """Writes the token file of one split: call `append` with token ids, then `close`. Raises ResourceError."""
-
-    def __init__(self, folder: Path, *, split: str, dtype: str) -> None:
-        self._path = folder / TOKENS[split]
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        with storage_errors(self._path):
-            self._path.write_bytes(b"")
-
-    def append(self, ids: Sequence[int] | NDArray[Any]) -> None:
-        """Add token ids; they must fit the dtype."""
-        tokens = np.asarray(ids)
-        assert not len(tokens) or (tokens.min() >= 0 and tokens.max() <= np.iinfo(self._dtype).max)
-        with storage_errors(self._path), open(self._path, "ab") as file:
-            file.write(tokens.astype(self._dtype).tobytes())
-
-    def close(self, *, num_bytes: int, num_documents: int) -> Split:
-        """Make the file durable, and return its entry for the manifest."""
-        with storage_errors(self._path), open(self._path, "ab") as file:
-            os.fsync(file.fileno())
-        num_tokens, sha256 = self._path.stat().st_size // self._dtype.itemsize, file_sha256(self._path)
-        return Split(num_tokens=num_tokens, num_bytes=num_bytes, num_documents=num_documents, sha256=sha256)
 
 
 def publish(work: Path, folder: Path, manifest: Manifest) -> None:

@@ -12,10 +12,11 @@ Memory: about 40 bytes for each document, and two batches of a megabyte of text 
 from at most `TOKENIZER_CHARACTERS` characters, chosen by hash.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
@@ -30,11 +31,11 @@ from cuadrilla.data.executor import Workers, processes, threads
 from cuadrilla.data.folder import (
     MANIFEST,
     TOKENIZER,
+    TOKENS,
     Manifest,
     Option,
     Source,
     Split,
-    TokenWriter,
     dtype_for,
     publish,
     read_manifest,
@@ -46,7 +47,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.host.facts import read_facts
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, storage_errors
+from cuadrilla.rundir import FolderLock, file_sha256, storage_errors
 
 MIN_CORPUS_CHARACTERS = 1_000
 TOKENIZER_CHARACTERS = 10**8
@@ -246,22 +247,30 @@ def _written(
 
 def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress: Progress) -> dict[str, Split]:
     """Encode every document and write the tokens into `work`. Raises ResourceError."""
-    dtype = dtype_for(tokenizer.vocab_size)
-    writers = {split: TokenWriter(work, split=name, dtype=dtype) for split, name in SPLITS.items()}
+    dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
     calls = (partial(_encode, chunk, corpus, tokenizer, dtype) for chunk in corpus.chunks)
-    with threads(ENCODING_THREADS) as workers:
+    with storage_errors(work), ExitStack() as stack, threads(ENCODING_THREADS) as workers:
+        files = {split: stack.enter_context(open(work / TOKENS[name], "wb")) for split, name in SPLITS.items()}
         for done, encoded in enumerate(workers.run(calls)):
             progress(WRITING, done, len(corpus.chunks))
             for split, ids in encoded.items():
-                writers[split].append(ids)
-    sizes = {split: corpus.sizes[corpus.splits == split] for split in SPLITS}
-    return {
-        name: writers[split].close(num_bytes=int(sizes[split].sum()), num_documents=len(sizes[split]))
-        for split, name in SPLITS.items()
-    }
+                files[split].write(ids.tobytes())
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    made: dict[str, Split] = {}
+    for split, name in SPLITS.items():
+        path, sizes = work / TOKENS[name], corpus.sizes[corpus.splits == split]
+        made[name] = Split(
+            num_tokens=path.stat().st_size // dtype.itemsize,
+            num_bytes=int(sizes.sum()),
+            num_documents=len(sizes),
+            sha256=file_sha256(path),
+        )
+    return made
 
 
-def _encode(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer, dtype: str) -> dict[int, NDArray[Any]]:
+def _encode(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[int, NDArray[Any]]:
     texts = list(chunk.texts())
     splits = corpus.splits[chunk.first : chunk.first + len(texts)]
     encoded = tokenizer.encode_batch(list(compress(texts, splits)))
