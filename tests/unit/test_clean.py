@@ -13,12 +13,12 @@ from cuadrilla.data import clean
 from cuadrilla.data.cuentos import stories
 
 
-def run(*pieces, keep_indentation=False, maximum=clean.MAX_DOCUMENT):
+def run(*pieces, maximum=clean.MAX_DOCUMENT):
     counts = Counter()
     texts = [
         text
         for section in clean.sections(pieces, counts)
-        for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts, maximum=maximum)
+        for text in clean.documents(section, counts=counts, maximum=maximum)
     ]
     return texts, {name: count for name, count in counts.items() if count}
 
@@ -54,7 +54,6 @@ def test_lines_that_were_broken_at_a_fixed_width_are_joined_and_verses_and_dialo
     texts, counts = run(broken)
     assert texts == ["\n\n".join([prose, verses, dialogue])]
     assert counts == {"lines_joined": broken.count("\n") - texts[0].count("\n")}
-    assert run(broken, keep_indentation=True)[0] == [broken]
     poem = "\n".join(prose[start : start + 40 + start % 17].strip() for start in range(0, 1200, 57))
     for lines in (prose.replace(" ", "\n"), poem):
         assert run(lines) == ([lines], {})

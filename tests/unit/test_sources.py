@@ -96,7 +96,6 @@ def test_a_folder_is_listed_by_name_and_what_is_not_text_is_named(tmp_path):
     assert [source.name for source in found.all] == ["libros/b/a.MD", "libros/link.txt"]
     assert found.skipped == ["libros/b/m.pt", "libros/broken.txt", "libros/foto.jpg", "libros/pipe.txt"]
     assert found.counts == {"files_not_text": 4}
-    assert [text.keeps_indentation for text in found.texts()] == [True, False]
 
 
 def test_names_are_the_same_on_every_machine(tmp_path):

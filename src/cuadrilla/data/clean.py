@@ -7,10 +7,9 @@ What happens to odd text (the `counts` go into the manifest)
   which JSON can contain, become U+FFFD and are counted, too.
 * A line of UTF-8 that was read in another encoding and saved again (`Ã¡` for `á`) is repaired by ftfy, and counted.
 * Letters are composed (NFC): a decomposed ñ becomes one character. Nothing else is normalised: «», —, NBSP stay.
-* Blanks at the end of a line are removed, and at its start too unless the file is Markdown. Two or more blank lines
-  become one.
-* Prose that was broken at a fixed width, as Project Gutenberg's, is joined again, unless the file is Markdown. A line
-  is joined to the next one if the next one's first word would not have fitted. Verses stay, since they are shorter.
+* Blanks at the start and the end of a line are removed. Two or more blank lines become one.
+* Prose that was broken at a fixed width, as Project Gutenberg's, is joined again. A line is joined to the next one if
+  the next one's first word would not have fitted. Verses stay, since they are shorter.
 * A Project Gutenberg header, footer and credits are removed; their characters are counted.
 
 What a document is
@@ -117,12 +116,9 @@ def _cut(pieces: Iterable[str], size: int) -> Iterator[str]:
         yield text
 
 
-def documents(
-    section: str, *, keep_indentation: bool, counts: Counter[str], maximum: int = MAX_DOCUMENT
-) -> Iterator[str]:
+def documents(section: str, *, counts: Counter[str], maximum: int = MAX_DOCUMENT) -> Iterator[str]:
     """The clean documents of a section; none is empty. `counts` grows by what was repaired or dropped."""
-    clean = _clean_piece(section, keep_indentation=keep_indentation, counts=counts)
-    return _blocks(list(_units(clean, maximum=maximum)), maximum=maximum)
+    return _blocks(list(_units(_clean_piece(section, counts), maximum=maximum)), maximum=maximum)
 
 
 def document_hash(text: str) -> bytes:
@@ -181,15 +177,13 @@ def _cut_point(text: str, limit: int) -> int:
     return text.rfind(" ", limit // 2, limit) + 1 or limit
 
 
-def _clean_piece(piece: str, *, keep_indentation: bool, counts: Counter[str]) -> str:
+def _clean_piece(piece: str, counts: Counter[str]) -> str:
     """Repair characters, then strip blanks and join wrapped lines."""
     text = piece.replace("\r\n", "\n").replace("\r", "\n")
     text = _decoded_once(text, counts) if _MAY_BE_TWICE.search(text) else text
     text = unicodedata.normalize("NFC", _ODD.sub(_repaired, text))
     counts["replacement_characters"] += text.count("\ufffd")
-    strip = str.rstrip if keep_indentation else str.strip
-    lines = [strip(line, _BLANKS) for line in text.split("\n")]
-    return "\n".join(lines if keep_indentation else _unwrapped(lines, counts))
+    return "\n".join(_unwrapped([line.strip(_BLANKS) for line in text.split("\n")], counts))
 
 
 def _unwrapped(lines: list[str], counts: Counter[str]) -> list[str]:

@@ -27,7 +27,7 @@ from cuadrilla.messages import Message
 from cuadrilla.rundir import storage_errors
 from cuadrilla.version import __version__
 
-RECIPE = 9
+RECIPE = 10
 """Version of the preparation, raised when equal inputs and options would give other bytes. Manifests store it."""
 DROP, TRAIN, VAL = 0, 1, 2
 SPLITS = {TRAIN: "train", VAL: "val"}
@@ -48,7 +48,6 @@ class TextSection(NamedTuple):
     source: int
     number: int
     """Number of the text among all texts."""
-    keeps_indentation: bool
     text: str
 
 
@@ -201,8 +200,8 @@ def clean_sections(sections: Sequence[TextSection], *, maximum: int, keep_all: b
     counts: Counter[str] = Counter()
     documents: list[str] = []
     origins: list[tuple[int, int]] = []
-    for source, number, keep_indentation, section in sections:
-        for text in clean.documents(section, keep_indentation=keep_indentation, counts=counts, maximum=maximum):
+    for source, number, section in sections:
+        for text in clean.documents(section, counts=counts, maximum=maximum):
             if len(text) < MIN_CHARACTERS:
                 counts["documents_too_short"] += 1
             elif not keep_all and (reason := clean.reason_to_drop(text)):
@@ -233,13 +232,13 @@ def documents_of(read: Sources) -> Iterator[str]:
     """The clean documents of all sources, in order. Raises DataError."""
     counts: Counter[str] = Counter()
     for section in _sections(read, counts):
-        yield from clean.documents(section.text, keep_indentation=section.keeps_indentation, counts=counts)
+        yield from clean.documents(section.text, counts=counts)
 
 
 def _sections(read: Sources, counts: Counter[str]) -> Iterator[TextSection]:
     for number, text in enumerate(read.texts()):
         for section in clean.sections(text.pieces, counts):
-            yield TextSection(text.source, number, text.keeps_indentation, section)
+            yield TextSection(text.source, number, section)
         deque(text.pieces, maxlen=0)  # read the rest, too: it may be damaged
 
 

@@ -42,8 +42,6 @@ _ABOUT = re.compile("(readme|licen[cs]e|copying|changelog|authors|contributing|n
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total). Each stage has its own unit."""
-Content = tuple[Iterable[str], bool]
-"""The pieces of a text, and whether its indentation is kept."""
 
 
 class SourceText(NamedTuple):
@@ -52,8 +50,6 @@ class SourceText(NamedTuple):
     source: int
     pieces: Iterator[str]
     """Cut anywhere. They must be read to their end before the next text is asked for."""
-    keeps_indentation: bool
-    """True for Markdown, where indentation has a meaning (lists, code); in plain text it is layout."""
 
 
 @dataclass(kw_only=True)
@@ -122,11 +118,11 @@ class Sources:
         for place, source in enumerate(self.all):
             source.num_bytes, source.encodings = 0, set()
             with _damage_named(source.path):
-                for pieces, keeps_indentation in self._contents(source):
-                    yield SourceText(place, _measured(source, pieces), keeps_indentation)
+                for pieces in self._contents(source):
+                    yield SourceText(place, _measured(source, pieces))
 
-    def _contents(self, source: TextSource) -> Iterator[Content]:
-        """The texts of a source. Raises DataError, and whatever libraries raise for damaged files."""
+    def _contents(self, source: TextSource) -> Iterator[Iterable[str]]:
+        """The pieces of each text of a source. Raises DataError, and whatever libraries raise for damaged files."""
         where, form = str(source.path), form_of(source.path.name)
         if source.num_stories:
             source.encodings.add(UTF8)
@@ -152,11 +148,11 @@ class Sources:
                 head = stream.read(HEAD_BYTES)
                 encoding = detect(head, where=where)
                 source.encodings.add(encoding)
-                yield decoded(head, stream, encoding), form.content == ".md"
+                yield decoded(head, stream, encoding)
 
 
-def _whole(texts: Iterable[str]) -> Iterator[Content]:
-    return (((text,), False) for text in texts)
+def _whole(texts: Iterable[str]) -> Iterator[Iterable[str]]:
+    return ((text,) for text in texts)
 
 
 def _measured(source: TextSource, pieces: Iterable[str]) -> Iterator[str]:
@@ -244,7 +240,7 @@ def _walk(folder: Path, exclude: Path, skipped: list[tuple[str, str]]) -> Iterat
             form = form_of(name)
             if name.startswith(".") or name == RECORD:
                 continue
-            if form in (Form(".txt"), Form(".md")) and _ABOUT.fullmatch(name):
+            if form == Form(".txt") and _ABOUT.fullmatch(name):
                 skipped.append((label, "files_about_the_corpus"))
             elif form is not None and path.is_file():
                 yield label, path

@@ -26,7 +26,7 @@ DAMAGE = (
 PARQUET = ".parquet"
 ARCHIVE = re.compile(r"\.(zip|tar(\.\w+)?|t(gz|zst|xz|bz2))$", re.IGNORECASE)
 """The end of the name of an archive, whose files are not read."""
-_CONTENTS = {name: name for name in (".txt", ".md", ".jsonl", ".xml", PARQUET)} | {".ndjson": ".jsonl"}
+_CONTENTS = {name: name for name in (".txt", ".jsonl", ".xml", PARQUET)} | {".md": ".txt", ".ndjson": ".jsonl"}
 
 
 def missing(package: str, *, suffix: str) -> EnvironmentProblem:
