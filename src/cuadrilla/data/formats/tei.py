@@ -1,10 +1,9 @@
 """TEI-XML: the text that a reader of the book reads, without header, notes, front and back matter.
 
-Everything inside `<body>` is text, except the elements in `_LEFT_OUT` and references to notes
-(`<ref target="#n1">[1]</ref>`). Of a `<choice>`, only the corrected, regularised or expanded reading is text. A blank
-line separates paragraphs, heads and groups of verses; a line end separates verses and stands for a line break. Other
-white space is layout. A `<quote>` inside a paragraph is a part of it. Each outermost `<body>` is a text of its own.
-(TEI P5 Guidelines, chapters 3-7; P4 uses the same names.)
+Everything inside `<body>` is text, except the elements in `_LEFT_OUT` and references to notes (`<ref target="#n1">`).
+Of a `<choice>`, only the corrected, regularised or expanded reading is text. A blank line separates paragraphs, heads
+and groups of verses; a line end separates verses and stands for a line break. Other white space is layout. Each
+outermost `<body>` is a text of its own. (TEI P5 Guidelines, chapters 3-7; P4 uses the same names.)
 
 lxml holds one `<body>` at a time, within libxml2's limits (`huge_tree=False`: 10 MB of text without a tag, 256 levels).
 Entities are not expanded and nothing outside the file is opened. HTML's named characters (`&ntilde;`) need no DTD.
@@ -22,13 +21,11 @@ ROOTS = ("TEI", "TEI.2", "teiCorpus", "teiCorpus.2")
 
 _LEFT_OUT = {"note", "noteGrp", "teiHeader", "front", "back", "figDesc", "fw", "del", "index"}
 _OTHER_READING = {"sic", "orig", "abbr"}
-_HOLD_QUOTES = {"p", "ab", "head", "l", "item", "cell"}
-_NOTE = re.compile(r"[(\[]?(\d{1,4}|\*{1,4}|[a-z])[)\]]?")
 
 _PARAGRAPH, _LINE, _MARK = "\x1c", "\x1d", "\x1e"
 """Placeholders for white space and references to notes, until a body is complete. XML cannot contain them."""
 _PARAGRAPHS = (
-    *("p", "ab", "head", "lg", "sp", "quote", "list", "table", "figure", "epigraph", "argument", "trailer"),
+    *("p", "ab", "head", "lg", "sp", "list", "table", "figure", "epigraph", "argument", "trailer"),
     *("opener", "closer", "postscript", "floatingText", "body", "div", *(f"div{depth}" for depth in range(8))),
 )
 _LINES = ("l", "lb", "item", "row", "speaker", "stage", "salute", "signed", "dateline", "byline", "label")
@@ -73,7 +70,7 @@ def _name(element: Any) -> str:
 
 
 def _text(body: Any) -> str:
-    text = _MARKS.sub("", "".join(_pieces(body, is_in_paragraph=False)))
+    text = _MARKS.sub("", "".join(_pieces(body)).translate(_LAYOUT))
     return _GAPS.sub(_gap, text).strip()
 
 
@@ -81,26 +78,20 @@ def _gap(found: re.Match[str]) -> str:
     return "\n\n" if _PARAGRAPH in found[0] else "\n" if _LINE in found[0] else " "
 
 
-def _pieces(element: Any, *, is_in_paragraph: bool) -> Iterator[str]:
+def _pieces(element: Any) -> Iterator[str]:
     name = _name(element)
-    is_in_paragraph = is_in_paragraph or name in _HOLD_QUOTES
-    gap = "" if name == "quote" and is_in_paragraph else _SPACE.get(name, "")
+    gap = _SPACE.get(name, "")
     if element.get("break") != "no":
         yield gap
-    yield (element.text or "").translate(_LAYOUT)
+    yield element.text or ""
     for child in element:
         inner = _name(child)
         if not inner and str(child.text).startswith("&"):
             yield html.unescape(child.text)
-        elif inner == "ref" and _is_mark(child):
+        elif inner == "ref" and child.get("target", "").startswith("#"):
             yield _MARK
         elif inner and inner not in _LEFT_OUT and not (name == "choice" and inner in _OTHER_READING):
-            yield from _pieces(child, is_in_paragraph=is_in_paragraph)
-        yield (child.tail or "").translate(_LAYOUT)
+            yield from _pieces(child)
+        yield child.tail or ""
     if name != "lb":
         yield gap
-
-
-def _is_mark(reference: Any) -> bool:
-    said = "".join(reference.itertext()) if reference.get("target", "").startswith("#") else ""
-    return _NOTE.fullmatch(said.strip()) is not None
