@@ -112,18 +112,20 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
-def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
+def write_atomic(path: Path, data: str | bytes | list[bytes | memoryview], *, private: bool = False) -> None:
     """Replace a whole file: it holds the old content or the new, never a part. Raises ResourceError.
 
-    `private`: only the owner can read it, from its first byte on. A `chmod` afterwards would come too late.
+    `data`: the content, whole or in parts. `private`: only the owner can read it, from its first byte on. A `chmod`
+    afterwards would come too late.
     """
-    raw = data.encode() if isinstance(data, str) else data
+    whole = data.encode() if isinstance(data, str) else data
+    parts = whole if isinstance(whole, list) else [whole]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     with storage_errors(path):
         try:
             temporary.unlink(missing_ok=True)  # left by a killed process: in containers pids repeat
             with open(temporary, "xb", opener=open_private if private else None) as file:
-                file.write(raw)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

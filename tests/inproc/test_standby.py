@@ -18,7 +18,7 @@ from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint, version_of
-from cuadrilla.train.journal import Journal
+from cuadrilla.train.journal import append
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
@@ -33,23 +33,24 @@ class Coordinator(Crew):
         super().__init__(folder / "coordinator", standbys=frozenset({"eva"}))
         self.eva = Connection(self.address, identity=self.node("eva"))
         self.run, self.standby = RunDir(self.folder / "run"), folder / "standby"
-        self.journal = Journal(self.run.journal)
+        self.after = 0
         self.save(0)
-        self.journal.begin_segment(0)
 
     def save(self, version: int, tensors: dict[str, torch.Tensor] = TENSORS) -> Path:
-        return save_checkpoint(self.run.checkpoints, model=tensors, optimizer={}, state={"version": version})
+        state = {"version": version, "journal": self.after}
+        return save_checkpoint(self.run.checkpoints, model=tensors, optimizer={}, state=state)
 
     def commit(self, version: int, *, factor: float = 1.0) -> None:
         """Commit a version as the coordinator does: first the journal, then the announcement."""
-        self.journal.append({"version": version}, {name: factor * tensor for name, tensor in TENSORS.items()})
+        update = {name: factor * tensor for name, tensor in TENSORS.items()}
+        self.after = append(self.run.journal, {"version": version, "steps": 1}, update, after=self.after)
         self.server.send("ana", Version(version=version, parameters=PARAMETERS))
 
 
 @pytest.fixture
 def crew(tmp_path: Path) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path)
-    with closing(made), closing(made.eva), closing(made.journal):
+    with closing(made), closing(made.eva):
         yield made
 
 
@@ -93,7 +94,6 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
         following.until_announced(version)
         assert following.state[1] == version
     crew.save(3, LARGE)
-    crew.journal.begin_segment(3)
     following.until(lambda: "run/checkpoints/v00000003/model.safetensors" in following.sent)
     crew.commit(4)
     following.until_announced(4)
@@ -101,11 +101,9 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
     following.until_checkpoint(3)
     assert following.state == ([0, 3], 4)
     crew.save(4)
-    crew.journal.begin_segment(4)
-    following.until(lambda: "run/journal/v00000004.log" in following.sent)
     following.until_checkpoint(4)
     assert following.state == ([3, 4], 4)
-    assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000003.log", "v00000004.log"}
+    assert {path.name for path in following.copy.run.journal.iterdir()} == {"v00000004.step"}
     assert following.known["coordinator.json"].encode() == (crew.folder / "crew" / "coordinator.json").read_bytes()
     assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}
 
@@ -115,26 +113,26 @@ def test_only_the_journal_is_sent_again_and_workers_know_where_the_crew_would_go
     assert isinstance(crew.session.next_event(), Version)
     assert not crew.session.standbys
     crew.save(1)
-    crew.journal.begin_segment(1)
     Following(crew).until_checkpoint(1)
     crew.commit(2)
     assert isinstance(crew.session.next_event(), Version)
     assert crew.session.standbys == (ELSEWHERE,)
     again = Following(crew)
     again.until_announced(2)
-    assert (again.sent, again.state[1]) == ({"run/journal/v00000001.log", "standby.json"}, 2)
+    assert (again.sent, again.state[1]) == ({"run/journal/v00000002.step", "standby.json"}, 2)
 
 
 def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(crew: Coordinator) -> None:
     crew.commit(1)
     Following(crew).until_checkpoint(0)
-    crew.journal.begin_segment(0)  # like a coordinator that restarts and finds no whole record
+    crew.after = 0  # like a coordinator that restarts and finds no whole record
     crew.commit(1, factor=2.0)
     crew.commit(2, factor=2.0)
     following = Following(crew)
     following.until_announced(2)
-    there, here = (run.journal / "v00000000.log" for run in (crew.run, following.copy.run))
-    assert (here.read_bytes(), following.state) == (there.read_bytes(), ([0], 2))
+    there, here = (sorted(run.journal.iterdir()) for run in (crew.run, following.copy.run))
+    assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
+    assert following.state == ([0], 2)
 
 
 def test_another_run_takes_the_place_of_the_one_before(crew: Coordinator) -> None:
@@ -142,8 +140,6 @@ def test_another_run_takes_the_place_of_the_one_before(crew: Coordinator) -> Non
     Following(crew).until_checkpoint(100)
     shutil.rmtree(crew.run.checkpoints)
     crew.save(7)
-    crew.journal.discard_from(0)
-    crew.journal.begin_segment(7)
     crew.commit(8)
     following = Following(crew)
     following.until_checkpoint(7)
@@ -194,7 +190,7 @@ def test_others_get_nothing(crew: Coordinator) -> None:
             next(crew.eva.follow(address, manifest=b""))
     assert crew.server._standby.addresses == {}
     following = Following(crew)
-    for path in ("../crew/coordinator.json", "run/run.toml", "/etc/passwd", "run/journal/v00000001.log/../x", ""):
+    for path in ("../crew/coordinator.json", "run/run.toml", "/etc/passwd", "run/journal/v00000001.step/../x", ""):
         with pytest.raises(LinkError, match="files that no run has"):
             following.copy.take(path, b"x", 1)
     following.until_checkpoint(0)

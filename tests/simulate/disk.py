@@ -215,7 +215,9 @@ class Disk:
     """
 
     checkpoints: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
-    segments: dict[int, list[tuple[Mapping[str, Any], int]]] = field(default_factory=dict)
+    """Version, θ, and the rest of the state."""
+    journal: dict[int, tuple[Mapping[str, Any], int]] = field(default_factory=dict)
+    """By version: the header and the update."""
     gaps: set[int] = field(default_factory=set)
     full: bool = False
     behind: bool = False
@@ -226,24 +228,23 @@ class Disk:
         self.behind |= version in self.gaps
 
 
-def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int]:
-    """State of the coordinator, state of the guard, and θ, as `Store.recover` reads them: from the newest checkpoint
-    and the journal's records after it."""
+def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int, int]:
+    """State of the coordinator, state of the guard, θ, and the CRC of the last record, as `Store.recover` reads them:
+    from the newest checkpoint and the journal's records that follow it."""
     if not disk.checkpoints:
-        return {"version": 0, "tokens": 0}, None, 0
-    segment, theta, saved = disk.checkpoints[-1]
-    state, guard = saved["coordinator"], saved["guard"]
-    while segment in disk.segments:
-        for header, total in disk.segments[segment]:
-            if header["version"] != state["version"] + header["steps"]:
-                raise Violation(f"I7: the journal goes from version {state['version']} to {header['version']}")
+        return {"version": 0, "tokens": 0}, None, 0, 0
+    _, theta, saved = disk.checkpoints[-1]
+    state, guard, after = saved["coordinator"], saved["guard"], saved["journal"]
+    for version, (header, total) in sorted(disk.journal.items()):
+        if (version - header["steps"], header["after"]) == (state["version"], after):
             theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
-            guard = header["guard"]
-            state = {"version": header["version"], "tokens": header["tokens"]}
-        if state["version"] == segment:
-            break
-        segment = state["version"]
-    return state, guard, theta
+            guard, after = header["guard"], record_crc(header, total)
+            state = {"version": version, "tokens": header["tokens"]}
+    return state, guard, theta, after
+
+
+def record_crc(header: Mapping[str, Any], total: int) -> int:
+    return mix(header["version"], mix(header["after"], total))
 
 
 @dataclass
@@ -255,7 +256,7 @@ class VirtualStore:
     weights: SimWeights
     audit: "Audit"
     saved: int
-    segment: int | None = None
+    after: int
     save_now: bool = False
     gap: bool = False
     unlogged: None = None  # there are no metrics
@@ -263,15 +264,16 @@ class VirtualStore:
 
     def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
         self.audit.judge_round(header, self.weights)
-        if self.save_now or self.segment is None:
-            self.save_now = True
+        if self.save_now:
             return
         self.point()
         if self.disk.full:
-            self.segment, self.save_now, self.gap = None, True, True
+            self.save_now, self.gap = True, True
             return
-        self.point()  # readers stop at a torn record, and nothing is appended to it: as if it were not there
-        self.disk.segments[self.segment].append((dict(header), sum(number_of(total) for total in update().values())))
+        self.point()  # only a temporary file is there
+        header = {**header, "after": self.after}
+        total = sum(number_of(total) for total in update().values())
+        self.disk.journal[header["version"]], self.after = (header, total), record_crc(header, total)
         self.point()
 
     def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
@@ -285,30 +287,24 @@ class VirtualStore:
 
     def save(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
         if version == self.saved:
-            if self.segment is None:
-                self._forget(lambda segment: segment >= version)
-                self.disk.segments[version], self.segment = [], version
             return
         self.point()
         if self.disk.full:
             raise ResourceError("the disk is full")
-        self.disk.checkpoints.append((version, self.weights.theta, snapshot()))
+        self.disk.checkpoints.append((version, self.weights.theta, {**snapshot(), "journal": self.after}))
         self.disk.behind = False
         self.disk.gaps.difference_update([version])
         self.disk.gaps.update([version] if self.gap else [])
         self.saved, self.save_now, self.gap = version, False, False
         self.point()
-        self._forget(lambda segment: segment >= version)
-        self.disk.segments[version], self.segment = [], version
-        self.point()
         del self.disk.checkpoints[:-KEPT_CHECKPOINTS]
         self.point()
         oldest = self.disk.checkpoints[0][0]
-        self._forget(lambda segment: segment < oldest)
+        self.remove_records(lambda record: record <= oldest)
 
-    def _forget(self, unwanted: Callable[[int], bool]) -> None:
-        for segment in [first for first in self.disk.segments if unwanted(first)]:
-            del self.disk.segments[segment]
+    def remove_records(self, unwanted: Callable[[int], bool]) -> None:
+        for version in [version for version in self.disk.journal if unwanted(version)]:
+            del self.disk.journal[version]
             self.point()
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -416,7 +412,7 @@ class Audit:
 
     def restarted(self) -> None:
         """Check what a restarted coordinator loads. Only what could not be written to a full disk may be lost."""
-        state, _, theta = recover(self.disk)
+        state, _, theta, _ = recover(self.disk)
         version = int(state["version"])
         lost = self.announced > version
         if lost and not self.disk.behind:

@@ -150,7 +150,7 @@ class World:
         self.rot, self.up, self.sessions = False, True, {}
         self.incarnation += 1
         self.audit.restarted()
-        state, guard_state, theta = recover(self.disk)
+        state, guard_state, theta, after = recover(self.disk)
         rounds = self.strategy.rounds()
         self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
         self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
@@ -159,16 +159,19 @@ class World:
             guard.load_state(guard_state)
         self.weights = SimWeights(self.point, theta)
         saved = self.disk.checkpoints[-1][0] if self.disk.checkpoints else -1
+        store = VirtualStore(self.point, self.disk, self.weights, self.audit, saved, after)
         self.coordination = CoordinatorRuntime(
             coordinator=self.coordinator,
             merge=self.weights,
             guard=guard,
-            store=cast(Store, VirtualStore(self.point, self.disk, self.weights, self.audit, saved)),
+            store=cast(Store, store),
             sinks=(),
             clock=lambda: self.clock.now,
         )
         self.clock.after(TICK_SECONDS, partial(self.tick, self.incarnation))
-        self.guarded(partial(self.coordination.open, self.send))
+        self.guarded(partial(store.remove_records, lambda version: version > state["version"]))
+        if self.up:
+            self.guarded(partial(self.coordination.open, self.send))
 
     def die(self) -> None:
         """End the coordinator's process. Its connections break, and its parent starts it again."""

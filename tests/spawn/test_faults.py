@@ -2,8 +2,8 @@
 
 `draw` makes a script from a seed. Most faults occur inside workers and the coordinator, in their task's code
 (`tests/faulty_task.py`). Phases that this code cannot see are left to the `Watcher` of this file: a checkpoint that is
-being written, a new journal, a row of the metrics. The watcher also resumes frozen processes. Until it has acted, one
-unit of the next step holds the crew back.
+being written, a record of the journal, a row of the metrics. The watcher also resumes frozen processes. Until it has
+acted, one unit of the next step holds the crew back.
 """
 
 import json
@@ -150,7 +150,7 @@ class Watcher:
             case "metrics":
                 return any(row["version"] == fault.at for row in read_jsonl(self.run.metrics))
             case "journal":
-                return (self.run.journal / f"{name}.log").exists()
+                return (self.run.journal / f"{name}.step").exists()
             case _:  # its temporary folder may have been renamed by now
                 return any(self.run.checkpoints.glob(f".{name}.*.tmp")) or (self.run.checkpoints / name).exists()
 

@@ -127,7 +127,7 @@ def test_damaged_checkpoints_fall_back_and_the_journal_still_loses_nothing(run: 
     (newest / "model.safetensors").write_bytes(raw)
     resumed = train(run, *journal, "--stop-at", "130", code=0)
     assert "model.safetensors is missing or damaged" in resumed.stderr
-    assert "resumed    at step 120" in resumed.stderr  # the older checkpoint and its segment of the journal
+    assert "resumed    at step 120" in resumed.stderr  # the older checkpoint and the journal after it
     for path in list_checkpoints(run.checkpoints):
         (path / "state.json").unlink()
     assert "Traceback" not in train(run, code=6).stderr

@@ -1,6 +1,5 @@
-"""The journal gives back exactly what was appended, up to the first torn or damaged record."""
+"""The journal gives back exactly what was appended, up to the first torn, damaged or missing record."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,45 +9,79 @@ from hypothesis import strategies as st
 
 from cuadrilla.errors import TaskError
 from cuadrilla.link.wire import DTYPES
-from cuadrilla.train.journal import Journal, read_records
+from cuadrilla.train.journal import append, read_records, remove_records
 
 
-def write(folder: Path, *, count: int) -> list[int]:
-    """Append `count` records to the segment of step 5; the file size after each."""
-    sizes = []
-    with closing(Journal(folder)) as journal:
-        journal.begin_segment(5)
-        for version in range(6, 6 + count):
-            gradients = {"w": torch.full((3, 4), float(version)), "empty": torch.zeros(0), "s": torch.tensor(1.5)}
-            journal.append({"version": version, "units": [version]}, gradients)
-            sizes.append((folder / "v00000005.log").stat().st_size)
-    return sizes
+def write(folder: Path, *versions: int, after: int, factor: float = 1.0) -> list[int]:
+    """Append a record for each version; return their CRCs. `after`: CRC of the record before."""
+    crcs = [after]
+    for version in versions:
+        update = {"w": torch.full((3, 4), factor * version), "empty": torch.zeros(0), "s": torch.tensor(1.5)}
+        crcs.append(append(folder, {"version": version, "steps": 1, "units": [version]}, update, after=crcs[-1]))
+    return crcs[1:]
+
+
+def read(folder: Path, version: int, *, after: int) -> list[int]:
+    return [record.version for record in read_records(folder, version, after=after)]
 
 
 def test_every_truncation_gives_the_whole_records_before_it(tmp_path: Path) -> None:
-    sizes = write(tmp_path, count=2)
-    path = tmp_path / "v00000005.log"
+    write(tmp_path, 6, 7, 8, after=3)
+    path = tmp_path / "v00000007.step"
     raw = path.read_bytes()
     for cut in range(len(raw)):
         path.write_bytes(raw[:cut])
-        assert len(list(read_records(tmp_path, 5))) == sum(size <= cut for size in sizes)
+        assert read(tmp_path, 5, after=3) == [6]
+    path.write_bytes(bytes(len(raw)))
+    assert read(tmp_path, 5, after=3) == [6]
+    path.write_bytes(raw + b" ")
+    assert read(tmp_path, 5, after=3) == [6]
+    path.unlink()
+    assert read(tmp_path, 5, after=3) == [6]
+    path.write_bytes(raw)
+    assert read(tmp_path, 5, after=3) == [6, 7, 8]
 
 
 @settings(deadline=None)
-@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_never_gives_a_wrong_record(
-    tmp_path_factory: pytest.TempPathFactory, position: float, bit: int
+@given(version=st.integers(6, 8), position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_ends_the_journal_before_its_record(
+    tmp_path_factory: pytest.TempPathFactory, version: int, position: float, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    write(folder, count=3)
-    good = {record.version: record for record in read_records(folder, 5)}
-    path = folder / "v00000005.log"
+    write(folder, 6, 7, 8, after=3)
+    path = folder / f"v{version:08d}.step"
     raw = bytearray(path.read_bytes())
     raw[int(position * len(raw))] ^= 1 << bit
     path.write_bytes(raw)
-    for record in read_records(folder, 5):
-        assert record.header == good[record.version].header
-        assert all(torch.equal(t, good[record.version].update[name]) for name, t in record.update.items())
+    assert read(folder, 5, after=3) == [*range(6, version)]
+
+
+def test_a_record_of_another_history_does_not_follow(tmp_path: Path) -> None:
+    """Neither after a record that was made again, nor after a checkpoint that another record led to."""
+    crcs = write(tmp_path, 6, 7, 8, 9, after=3)
+    assert read(tmp_path, 7, after=crcs[1]) == [8, 9]
+    other = write(tmp_path, 7, after=crcs[0], factor=2.0)
+    assert read(tmp_path, 5, after=3) == [6, 7]
+    assert read(tmp_path, 7, after=other[0]) == []
+    write(tmp_path, 8, after=other[0], factor=2.0)
+    assert read(tmp_path, 5, after=3) == [6, 7, 8]
+    assert read(tmp_path, 5, after=4) == []
+
+
+def test_a_record_follows_only_the_version_that_it_was_made_from(tmp_path: Path) -> None:
+    """One CRC led to two checkpoints, because the steps in between could not be kept."""
+    append(tmp_path, {"version": 9, "steps": 2}, {}, after=3)
+    assert read(tmp_path, 5, after=3) == []
+    assert read(tmp_path, 7, after=3) == [9]
+    append(tmp_path, {"version": 8, "steps": 1}, {}, after=4)  # one of another history, in between
+    assert read(tmp_path, 7, after=3) == [9]
+
+
+def test_records_are_removed_by_version(tmp_path: Path) -> None:
+    remove_records(tmp_path / "nothing", unwanted=lambda _version: True)
+    write(tmp_path, *range(1, 12), after=0)
+    remove_records(tmp_path, unwanted=lambda version: version <= 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v00000010.step", "v00000011.step"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
@@ -58,17 +91,13 @@ def test_every_type_of_numbers_that_travels_is_kept(tmp_path: Path, dtype: torch
         "b": torch.tensor(3).to(dtype),
         "c": torch.empty(0, dtype=dtype),
     }
-    with closing(Journal(tmp_path)) as journal:
-        journal.begin_segment(0)
-        journal.append({"version": 1}, update)
-    [record] = read_records(tmp_path, 0)
+    append(tmp_path, {"version": 1, "steps": 1}, update, after=0)
+    [record] = read_records(tmp_path, 0, after=0)
     assert all(torch.equal(record.update[name], update[name]) for name in update)
     assert all(record.update[name].dtype == dtype for name in update)
 
 
 def test_a_type_of_numbers_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path)) as journal:
-        journal.begin_segment(0)
-        with pytest.raises(TaskError, match="complex64 can be neither sent nor kept"):
-            journal.append({"version": 1}, {"a": torch.zeros(2, dtype=torch.complex64)})
-    assert not [*read_records(tmp_path, 0)]
+    with pytest.raises(TaskError, match="complex64 can be neither sent nor kept"):
+        append(tmp_path, {"version": 1, "steps": 1}, {"a": torch.zeros(2, dtype=torch.complex64)}, after=0)
+    assert not [*read_records(tmp_path, 0, after=0)]

@@ -42,7 +42,7 @@ from cuadrilla.train.journal import read_records
 
 PAUSE_SECONDS, ASK_SECONDS = 2.0, 2.0
 KEPT_CHECKPOINTS = 2
-COPIED_FILE = re.compile(rf"standby\.json|run/journal/v[0-9]{{8,12}}\.log|run/({CHECKPOINT_FILE.pattern})")
+COPIED_FILE = re.compile(rf"standby\.json|run/journal/v[0-9]{{8,12}}\.step|run/({CHECKPOINT_FILE.pattern})")
 
 
 class Copy:
@@ -96,7 +96,7 @@ class Copy:
         prune_checkpoints(folder, keep=KEPT_CHECKPOINTS, protect=())
         oldest = version_of(list_checkpoints(folder)[0])
         for segment in self.run.journal.iterdir():
-            if int(segment.stem[1:]) < oldest or f"run/journal/{segment.name}" not in self._segments:
+            if int(segment.stem[1:]) <= oldest or f"run/journal/{segment.name}" not in self._segments:
                 segment.unlink()
         template = "the checkpoint of step {step} is copied; its journal is copied as it grows"
         self._report(Message(template, step=version_of(arrived)))
@@ -189,5 +189,5 @@ def newest_version(run: RunDir) -> int:
     if checkpoint is None:
         hint = "there is nothing to continue from: recover the old machine's disk"
         raise CheckpointError("no checkpoint was copied to {path} yet", path=run.path, hint=hint)
-    version = version_of(checkpoint)
-    return max((record.version for record in read_records(run.journal, version)), default=version)
+    version, after = version_of(checkpoint), read_object(checkpoint / "state.json")["journal"]
+    return max((record.version for record in read_records(run.journal, version, after=after)), default=version)

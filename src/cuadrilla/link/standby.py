@@ -85,10 +85,10 @@ class StandbyServer:
 
     def _segments(self, begin: int, sent: dict[Path, int]) -> Iterator[bytes]:
         """The new bytes of the journal's segments from version `begin` on. `sent`: bytes sent of each segment."""
-        for path in sorted((self.run / "journal").glob("v*.log")):
+        for path in sorted((self.run / "journal").glob("v*.step")):
             with suppress(FileNotFoundError):
                 size = path.stat().st_size
-                if int(path.stem[1:]) >= begin and size > sent.get(path, -1):
+                if int(path.stem[1:]) > begin and size > sent.get(path, -1):
                     chunks = wire.file_chunks(path, sent.get(path, 0), end=size)
                     yield from _parts(f"run/journal/{path.name}", chunks, num_bytes=size)
                     sent[path] = size

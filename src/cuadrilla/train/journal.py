@@ -1,142 +1,105 @@
-"""The journal: a redo log of merged updates between checkpoints.
+"""The journal: a redo log of merged updates between checkpoints, one file for each commit.
 
-In a crew each commit appends one record (version, units, tokens, norm and the merged update) and fsyncs it before the
+In a crew each commit writes a record (version, units, tokens, norm and the merged update), which is durable before the
 version is announced. If that fails, a checkpoint takes its place. After a crash the newest verified checkpoint and
 every record after it give the state of the last commit, bit for bit, because the same code applies the same updates.
-The segment `journal/v%08d.log` holds the records that follow the checkpoint of the same name. Segments before the
-`keep` newest checkpoints are removed.
+Records that the `keep` newest checkpoints do not need are removed.
 
-    record = length (8) | CRC-32 of all else (4) | header length (4) | header JSON | the update as safetensors
+    journal/v%08d.step = CRC-32 of all else (4) | header length (4) | header JSON | the update as safetensors
+
+The name is the version to which the record leads. `after` in the header is the CRC of the record before it, also across
+checkpoints, which hold the CRC of the last record. So a record counts only in the history in which it was made: what
+is damaged or missing ends that history, and a record of another one does not follow.
 """
 
 import json
-import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
-from cuadrilla.errors import ResourceError
 from cuadrilla.link.wire import Layout
-from cuadrilla.rundir import fsync_folder, make_private, storage_errors
+from cuadrilla.rundir import fsync_folder, make_private, storage_errors, write_atomic
 
-_FRAME = struct.Struct("<QII")
+_FRAME = struct.Struct("<II")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalRecord:
-    """One commit. `update` is empty if the commit skipped it."""
+    """One commit. `update` is empty if the commit skipped it. `crc`: of the record, to which the next one refers."""
 
     header: dict[str, Any]
     update: dict[str, Tensor]
+    crc: int
 
     @property
     def version(self) -> int:
         return int(self.header["version"])
 
-
-class Journal:
-    """Appends to the segment of the newest checkpoint."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: BinaryIO | None = None
-
-    def begin_segment(self, version: int) -> None:
-        """A checkpoint of `version` is complete: later records go to its own segment."""
-        self.close()
-        path = _segment(self._folder, version)
-        with storage_errors(path):
-            make_private(self._folder)
-            self._file = open(path, "wb")  # noqa: SIM115  stays open between commits
-            fsync_folder(self._folder)
-
-    def append(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
-        """Append a record, durably. Raises ResourceError, and TaskError for tensors of a dtype that is not kept."""
-        assert self._file is not None, "begin_segment first"
-        head = json.dumps(header).encode()
-        payload = [memoryview(part) for part in Layout.of(update).parts(update)]
-        total = len(head) + sum(part.nbytes for part in payload)
-        crc = zlib.crc32(head, _length_crc(total, len(head)))
-        for part in payload:
-            crc = zlib.crc32(part, crc)
-        try:
-            self._write(_FRAME.pack(total, crc, len(head)), head, *payload)
-        except ResourceError:
-            with suppress(OSError):  # closing tries the failed write again
-                self.close()  # the segment's tail is torn: the next checkpoint begins another segment
-            raise
-
-    def _write(self, *parts: bytes | memoryview) -> None:
-        assert self._file is not None
-        with storage_errors(Path(self._file.name)):
-            for part in parts:
-                self._file.write(part)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
-
-    def prune(self, *, oldest_checkpoint: int) -> None:
-        """Remove the segments that no checkpoint needs any more."""
-        for path, version in self._segments():
-            if version < oldest_checkpoint:
-                path.unlink(missing_ok=True)
-
-    def discard_from(self, version: int) -> None:
-        """Remove segments of this version and later ones: leftovers of a history that did not happen."""
-        self.close()
-        for path, first in self._segments():
-            if first >= version:
-                path.unlink(missing_ok=True)
-
-    def _segments(self) -> list[tuple[Path, int]]:
-        return [(path, int(path.stem[1:])) for path in self._folder.glob("v*.log")]
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+    def follows(self, version: int, *, after: int) -> bool:
+        """Whether it was made from this version, to which the record with the CRC `after` led."""
+        return self.version - self.header["steps"] == version and self.header["after"] == after
 
 
-def read_records(folder: Path, version: int) -> Iterator[JournalRecord]:
-    """Records that follow the checkpoint of `version`, also from segments of later ones. Stops at a torn tail."""
-    while (path := _segment(folder, version)).is_file():
-        last = version
-        with open(path, "rb") as file:
-            while (record := _read_record(file, size=path.stat().st_size)) is not None:
-                last = record.version
-                yield record
-        if last == version:
-            return
-        version = last
+def append(folder: Path, header: Mapping[str, Any], update: Mapping[str, Tensor], *, after: int) -> int:
+    """Write a record, durably; return its CRC. `header`: at least `version`, and `steps` from the version before;
+    `after`: CRC of the record before, 0 for a run's first. Raises ResourceError, and TaskError for tensors of a dtype
+    that is not kept.
+    """
+    head = json.dumps({**header, "after": after}).encode()
+    parts: list[bytes | memoryview] = [len(head).to_bytes(4, "little"), head]
+    parts += map(memoryview, Layout.of(update).parts(update))
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    make_private(folder)
+    write_atomic(folder / f"v{header['version']:08d}.step", [crc.to_bytes(4, "little"), *parts], private=True)
+    return crc
 
 
-def _length_crc(total: int, head_bytes: int) -> int:
-    """CRC-32 of the lengths, with which a record's CRC begins: a flipped bit in them must not move the header's end."""
-    return zlib.crc32(struct.pack("<QI", total, head_bytes))
+def read_records(folder: Path, version: int, *, after: int) -> Iterator[JournalRecord]:
+    """The records that follow `version`, in order. `after`: CRC of the record that led to it, which its checkpoint
+    holds."""
+    for path in _record_files(folder):
+        record = _read_record(path) if _version_of(path) > version else None
+        if record is not None and record.follows(version, after=after):
+            version, after = record.version, record.crc
+            yield record
 
 
-def _read_record(file: BinaryIO, *, size: int) -> JournalRecord | None:
-    frame = file.read(_FRAME.size)
-    if len(frame) < _FRAME.size:
+def remove_records(folder: Path, *, unwanted: Callable[[int], bool]) -> None:
+    """Remove the records that lead to `unwanted` versions, durably. Raises ResourceError."""
+    with storage_errors(folder):
+        removed = [path for path in _record_files(folder) if unwanted(_version_of(path))]
+        for path in removed:
+            path.unlink(missing_ok=True)
+        if removed:
+            fsync_folder(folder)
+
+
+def _read_record(path: Path) -> JournalRecord | None:
+    """The record in a file; None if it is damaged."""
+    with open(path, "rb") as file:
+        frame = file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            return None
+        crc, head_bytes = _FRAME.unpack(frame)
+        if head_bytes > path.stat().st_size:
+            return None
+        head, blob = file.read(head_bytes), file.read()
+    if zlib.crc32(blob, zlib.crc32(head, zlib.crc32(frame[4:]))) != crc:
         return None
-    total, crc, head_bytes = _FRAME.unpack(frame)
-    if total > size - file.tell() or head_bytes > total:
-        return None
-    head, blob = file.read(head_bytes), file.read(total - head_bytes)
-    if zlib.crc32(blob, zlib.crc32(head, _length_crc(total, head_bytes))) != crc:
-        return None
-    return JournalRecord(header=json.loads(head), update=safetensors.torch.load(blob))
+    return JournalRecord(header=json.loads(head), update=safetensors.torch.load(blob), crc=crc)
 
 
-def _segment(folder: Path, version: int) -> Path:
-    return folder / f"v{version:08d}.log"
+def _record_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("v*.step"), key=_version_of)
+
+
+def _version_of(path: Path) -> int:
+    return int(path.stem[1:])

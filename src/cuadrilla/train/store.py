@@ -22,7 +22,7 @@ from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, r
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
-from cuadrilla.train.journal import Journal, read_records
+from cuadrilla.train.journal import append, read_records, remove_records
 
 MAX_SAVE_OVERHEAD = 0.02
 STATUS_SECONDS = 2.0
@@ -65,7 +65,8 @@ class Store:
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
     """Metrics of the journal's last step, if the coordinator was killed before it could write that row."""
-    _journal: Journal = field(init=False)
+    _after: int = 0
+    """CRC of the journal's last record."""
     _events: KeptLines = field(init=False)
     _failing: set[object] = field(default_factory=set)
     """Files and sinks whose last write failed."""
@@ -79,7 +80,6 @@ class Store:
     """The run's step, for events."""
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.run.journal)
         self._events = KeptLines(self.run.events)
         self._saved_at = self.clock()
 
@@ -95,6 +95,7 @@ class Store:
         """
         found = files.load_newest(self.run.checkpoints)
         if found is None:
+            remove_records(self.run.journal, unwanted=lambda _version: True)
             return None
         changed = check(found.state["identity"])
         files.take_over(self.tensors, found.model, path=found.path)
@@ -102,15 +103,17 @@ class Store:
         guard.load_state(found.state["guard"])
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
+        self._after = found.state["journal"]
         files.set_aside_newer(found.path)
         if changed:
-            if next(read_records(self.run.journal, found.version), None) is not None:
+            if next(read_records(self.run.journal, found.version, after=self._after), None) is not None:
                 raise ConfigError(
                     "steps in the journal were made with the old settings and must be redone with them first",
                     hint="run once with the old values and --stop-at 1, then change them",
                 )
             self._saved_version = -1  # save at once, so that the checkpoint says what it is trained with from now on
         state = self._redo(state, guard)
+        remove_records(self.run.journal, unwanted=lambda version: version > self._version)  # none of them follows
         for row in last_rows(self.run.metrics):
             if "val_loss" in row and row["version"] <= state["version"]:
                 loss = math.nan if row["val_loss"] is None else row["val_loss"]
@@ -120,9 +123,8 @@ class Store:
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """Apply the journal's records that follow `state`; return the coordinator's state after them."""
         before, row = state["version"], {}
-        for record in read_records(self.run.journal, before):
-            header, version = record.header, record.version
-            assert version - header["steps"] == state["version"], "a journal has no gaps"
+        for record in read_records(self.run.journal, before, after=self._after):
+            header, version, self._after = record.header, record.version, record.crc
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
@@ -149,10 +151,9 @@ class Store:
         if not self.with_journal or self._checkpoint_due:
             return
         self._checkpoint_due = True
-        if self._journal.is_open:
-            with self.trying(self.run.journal):
-                self._journal.append(header, update())
-                self._checkpoint_due = False
+        with self.trying(self.run.journal):
+            self._after = append(self.run.journal, header, update(), after=self._after)
+            self._checkpoint_due = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if a checkpoint is due, and update `status.json`. The end of the run saves the last version."""
@@ -174,32 +175,22 @@ class Store:
     def save(self, snapshot: Snapshot, *, version: int) -> None:
         """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
         if version == self._saved_version:
-            if not self._journal.is_open:  # after a restart, so that steps before the next checkpoint are journaled
-                with self.trying(self.run.journal):
-                    self._begin_segment(version)
             return
         began = self.clock()
         files.save_checkpoint(
             self.run.checkpoints,
             model=self.tensors,
             optimizer=self.merge.state_tensors(),
-            state={"version": version, **snapshot(), "identity": self.identity},
+            state={"version": version, **snapshot(), "identity": self.identity, "journal": self._after},
         )
         self._saved_version, self._checkpoint_due = version, False
-        self._begin_segment(version)
         self._saved_at = self.clock()
         self._save_seconds = self._saved_at - began
         best = self.held_out.best
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={best and best[1]})
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # the best one may be very old
-        self._journal.prune(oldest_checkpoint=files.version_of(newest[0]))
+        remove_records(self.run.journal, unwanted=lambda version: version <= files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
-
-    def _begin_segment(self, version: int) -> None:
-        """Begin a segment; remove later ones. They followed a checkpoint that was lost, and must not be redone."""
-        self._journal.discard_from(version)
-        if self.with_journal:
-            self._journal.begin_segment(version)
 
     def roll_back(self) -> None:
         """Load weights and optimizer state of the newest checkpoint. The run's version, tokens and position stay."""
@@ -239,6 +230,5 @@ class Store:
             )
 
     def close(self) -> None:
-        self._journal.close()
         with self.trying(self.run.events):
             self._events.append("")
