@@ -17,7 +17,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,14 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
-def write_atomic(path: Path, data: str | bytes | list[bytes | memoryview], *, private: bool = False) -> None:
+def write_atomic(path: Path, data: str | bytes | Sequence[bytes | memoryview], *, private: bool = False) -> None:
     """Replace a whole file: it holds the old content or the new, never a part. Raises ResourceError.
 
     `data`: the content, whole or in parts. `private`: only the owner can read it, from its first byte on. A `chmod`
     afterwards would come too late.
     """
-    whole = data.encode() if isinstance(data, str) else data
-    parts = whole if isinstance(whole, list) else [whole]
+    raw = data.encode() if isinstance(data, str) else data
+    parts = [raw] if isinstance(raw, bytes) else raw
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     with storage_errors(path):
         try:

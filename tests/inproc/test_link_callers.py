@@ -18,6 +18,7 @@ from cuadrilla.link.base import (
     Goodbye,
     Hello,
     Leave,
+    Missing,
     Refused,
     Stop,
 )
@@ -26,11 +27,13 @@ from cuadrilla.link.identity import Identity
 from tests.commands import wait_for
 from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, WHOLE, Abuser, Crew, Held, raw, upload
 
+ELSEWHERE = "127.0.0.2:47470"
+
 # Permissions of callers
 
 LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK"}
 LET_IN |= {Download(sha256="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
-LET_IN |= {Follow(address="127.0.0.2:1"): "PERMISSION_DENIED"}  # only for named standbys
+LET_IN |= dict.fromkeys([Follow(address=ELSEWHERE), Download(path="x")], "PERMISSION_DENIED")  # for named standbys
 LET_IN |= {Leave(): "OK"}  # the last method that it can call
 """Status of each call of a listed node without a session."""
 
@@ -89,7 +92,7 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     """It is no standby any more either, although its name was named: another machine may get that name next."""
     crew = Crew(tmp_path, standbys=frozenset({"eva"}))
     connection = Connection(crew.address, identity=crew.node("eva"))
-    assert next(connection.follow("127.0.0.2:47470", manifest=b""))
+    assert connection.reply(Follow(address=ELSEWHERE), Missing)
     session = connection.session(parameters=[LAYOUT])
     session.call(Hello(speed_hint=1.0))
     assert isinstance(crew.heard.next("eva"), Hello)
@@ -103,7 +106,7 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     with closing(Connection(crew.address, identity=crew.node("eva"))) as again:  # another key
         assert again.describe().config
         with pytest.raises(Refused, match="has not been named as a standby"):
-            next(again.follow("127.0.0.2:47470", manifest=b""))
+            again.reply(Follow(address=ELSEWHERE), Missing)
     assert crew.works()
     crew.close()
 

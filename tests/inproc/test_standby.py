@@ -2,7 +2,7 @@
 
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,16 +14,29 @@ import torch
 from cuadrilla.crew.standby import Copy, newest_version, promote
 from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import Hello, KnownTerm, Refused, Version
+from cuadrilla.link.base import Download, Follow, Hello, KnownTerm, Missing, Refused, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint, version_of
 from cuadrilla.train.journal import append
-from tests.hostile import CEILING_SECONDS, LAYOUT, PARAMETERS, Crew
+from tests.hostile import CEILING_SECONDS, LAYOUT, MIB, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
 LARGE = {"weight": torch.zeros(16 * 2**20)}  # more than what can be in transit at one time
 ELSEWHERE = "127.0.0.2:47470"
+
+
+class Noted(Connection):
+    """A connection that notes in `sent` the files that it has downloaded."""
+
+    sent: set[str]
+
+    def ask(
+        self, message: object, data: Iterable[bytes] = (), *, seconds: float | None = None, secret: bytes = b""
+    ) -> Iterator[bytes]:
+        if isinstance(message, Download):
+            self.sent.add(message.path)
+        return super().ask(message, data, seconds=seconds, secret=secret)
 
 
 class Coordinator(Crew):
@@ -31,7 +44,8 @@ class Coordinator(Crew):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "coordinator", standbys=frozenset({"eva"}))
-        self.eva = Connection(self.address, identity=self.node("eva"))
+        self.eva = Noted(self.address, identity=self.node("eva"))
+        self.eva.sent = set()
         self.run, self.standby = RunDir(self.folder / "run"), folder / "standby"
         self.after = 0
         self.save(0)
@@ -55,18 +69,16 @@ def crew(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 class Following:
-    """A standby that follows over one connection. `sent`: the files that it received."""
+    """A standby that has just begun to follow. `sent`: the files that it received."""
 
     def __init__(self, crew: Coordinator) -> None:
-        self.copy, self.folder = Copy(crew.standby, report=print), crew.standby
-        self.parts = crew.eva.follow(ELSEWHERE, manifest=self.copy.manifest)
-        self.sent = set[str]()
+        self.copy, self.folder = Copy(crew.standby, listen=ELSEWHERE, report=print), crew.standby
+        self.connection = crew.eva
+        self.sent = crew.eva.sent = set[str]()
 
     def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            part = next(self.parts)
-            self.sent.add(part[0])
-            self.copy.take(*part)
+            self.copy.pull(self.connection)
 
     def until_announced(self, version: int) -> None:
         self.until(lambda: self.known.get("announced") == version)
@@ -85,7 +97,7 @@ class Following:
         return [version_of(path) for path in found], newest_version(self.copy.run)
 
 
-def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> None:
+def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy has every announced version as soon as the standby hears of it, also while a checkpoint is copied."""
     following = Following(crew)
     following.until_checkpoint(0)
@@ -94,11 +106,22 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
         following.until_announced(version)
         assert following.state[1] == version
     crew.save(3, LARGE)
-    following.until(lambda: "run/checkpoints/v00000003/model.safetensors" in following.sent)
-    crew.commit(4)
-    following.until_announced(4)
-    assert following.state == ([0], 4)
+    asked = 0
+
+    def reply(self: Noted, *words: Any, **options: Any) -> Any:
+        """While the checkpoint is copied, the coordinator commits a version, and the standby asks again."""
+        nonlocal asked
+        if "checkpoints/v00000003/model.safetensors" in following.sent:
+            asked += 1
+            if asked == 2:
+                crew.commit(4)
+            if asked == 4:
+                assert (following.known["announced"], following.state) == (4, ([0], 4))
+        return Connection.reply(self, *words, **options)
+
+    monkeypatch.setattr(Noted, "reply", reply)
     following.until_checkpoint(3)
+    assert asked >= LARGE["weight"].nbytes / MIB
     assert following.state == ([0, 3], 4)
     crew.save(4)
     following.until_checkpoint(4)
@@ -108,7 +131,7 @@ def test_checkpoint_and_journal_are_copied_as_they_grow(crew: Coordinator) -> No
     assert {stat.S_IMODE(path.stat().st_mode) for path in crew.standby.rglob("*.*") if path.is_file()} == {0o600}
 
 
-def test_only_the_journal_is_sent_again_and_workers_know_where_the_crew_would_go_on(crew: Coordinator) -> None:
+def test_only_what_is_missing_is_sent_and_workers_know_where_the_crew_would_go_on(crew: Coordinator) -> None:
     crew.commit(1)
     assert isinstance(crew.session.next_event(), Version)
     assert not crew.session.standbys
@@ -119,16 +142,19 @@ def test_only_the_journal_is_sent_again_and_workers_know_where_the_crew_would_go
     assert crew.session.standbys == (ELSEWHERE,)
     again = Following(crew)
     again.until_announced(2)
-    assert (again.sent, again.state[1]) == ({"run/journal/v00000002.step", "standby.json"}, 2)
+    assert (again.sent, again.state[1]) == ({"journal/v00000002.step"}, 2)
 
 
-def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(crew: Coordinator) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_journal_that_was_begun_anew_is_not_mixed_with_the_old_one(crew: Coordinator, restarts: bool) -> None:
+    """Neither if the standby goes on, nor if it `restarts`, too."""
     crew.commit(1)
-    Following(crew).until_checkpoint(0)
+    following = Following(crew)
+    following.until_checkpoint(0)
     crew.after = 0  # like a coordinator that restarts and finds no whole record
     crew.commit(1, factor=2.0)
     crew.commit(2, factor=2.0)
-    following = Following(crew)
+    following = Following(crew) if restarts else following
     following.until_announced(2)
     there, here = (sorted(run.journal.iterdir()) for run in (crew.run, following.copy.run))
     assert [file.read_bytes() for file in here] == [file.read_bytes() for file in there]
@@ -176,30 +202,34 @@ def test_a_run_that_ends_does_not_wait_for_a_standby(crew: Coordinator) -> None:
     following.until_checkpoint(0)
     with ThreadPoolExecutor() as pool:
         ends = pool.submit(crew.server.close)
-        with pytest.raises(LinkError, match="ended the session"):
+        with pytest.raises(LinkError, match="cannot be reached"):
             following.until(lambda: False)
         ends.result(CEILING_SECONDS)
 
 
 def test_others_get_nothing(crew: Coordinator) -> None:
     """Not a worker of the crew, and not the standby once it was kicked. Nothing but the copy is written."""
-    with pytest.raises(Refused, match="ana has not been named as a standby"):
-        next(crew.ana.follow(ELSEWHERE, manifest=b""))
+    crew.commit(1)
+    for asked in (Follow(address=ELSEWHERE), Download(path="journal/v00000001.step")):
+        with pytest.raises(Refused, match="ana has not been named as a standby"):
+            list(crew.ana.ask(asked))
     for address in ("0.0.0.0:1", "127.0.0.2", "127.0.0.2:123456", "a b:1", "x" * 5000 + ":1"):
         with pytest.raises(LinkError):
-            next(crew.eva.follow(address, manifest=b""))
+            crew.eva.reply(Follow(address=address), Missing)
     assert crew.server._standby.addresses == {}
     following = Following(crew)
-    for path in ("../crew/coordinator.json", "run/run.toml", "/etc/passwd", "run/journal/v00000001.step/../x", ""):
-        with pytest.raises(LinkError, match="files that no run has"):
-            following.copy.take(path, b"x", 1)
+    for path in ("../crew/coordinator.json", "run.toml", "/etc/passwd", "journal/v00000001.step/../x", "journal/"):
+        with pytest.raises(LinkError, match="does not offer this file"):
+            list(crew.eva.ask(Download(path=path)))
+    assert list(crew.eva.ask(Download(path="journal/v00000002.step"))) == []
     following.until_checkpoint(0)
     crew.nodes.remove("eva")
     crew.server.end_kicked()
     with pytest.raises(LinkError):
         following.until(lambda: False)
-    with pytest.raises(Refused, match="is not in the crew"):
-        next(crew.eva.follow(ELSEWHERE, manifest=b""))
+    for asked in (Follow(address=ELSEWHERE), Download(path="journal/v00000001.step")):
+        with pytest.raises(Refused, match="is not in the crew"):
+            list(crew.eva.ask(asked))
 
 
 def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator) -> None:

@@ -8,12 +8,11 @@ went on, they would train two models.
 Invariants
 * Each file is 0600 from its first byte on.
 * A checkpoint exists here once it is verified; the one before stays until then.
-* A restarted coordinator may write another journal under the same name. So on a new connection each segment is copied
-  from its beginning, beside the old copy, and replaces that when it is complete.
+* A restarted coordinator may make other records of the same versions. So each look names the CRC of the newest copied
+  one, which depends on all before. Records that do not follow any more are replaced, and never read.
 """
 
 import os
-import re
 import shutil
 import time
 from contextlib import closing
@@ -23,87 +22,96 @@ from pathlib import Path
 from cuadrilla.crew.bundle import Report, fetch
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import KnownTerm, Refused
+from cuadrilla.link.base import Download, Follow, KnownTerm, Missing, Refused, RunDescription
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
-from cuadrilla.link.jobs import CHECKPOINT_FILE
+from cuadrilla.link.standby import record_name
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, fsync_folder, make_private, open_private, read_object, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, make_private, open_private, read_object, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import (
+    FILES,
     MANIFEST,
+    adopt_checkpoint,
     find_newest,
     list_checkpoints,
     prune_checkpoints,
-    verify_checkpoint,
     version_of,
 )
-from cuadrilla.train.journal import read_records
+from cuadrilla.train.journal import read_records, remove_records
 
-PAUSE_SECONDS, ASK_SECONDS = 2.0, 2.0
+PAUSE_SECONDS, ASK_SECONDS, POLL_SECONDS = 2.0, 2.0, 0.5
 KEPT_CHECKPOINTS = 2
-COPIED_FILE = re.compile(rf"standby\.json|run/journal/v[0-9]{{8,12}}\.step|run/({CHECKPOINT_FILE.pattern})")
+NUM_CHUNKS = 4  # chunks of a checkpoint that are copied between two looks at the journal
 
 
 class Copy:
-    """The copy in `folder`, as it comes over one connection."""
+    """The copy in `folder` of a coordinator's files. `listen`: where this machine would coordinate."""
 
-    def __init__(self, folder: Path, *, report: Report) -> None:
+    def __init__(self, folder: Path, *, listen: str, report: Report) -> None:
         self.run = RunDir(folder / "run")
-        self._folder, self._arriving = folder, folder / "arriving"
-        self._report = report
-        self._segments: set[str] = set()
-        """Journal segments that are complete for now; later bytes of them are appended."""
-        shutil.rmtree(self._arriving, ignore_errors=True)
+        self._folder, self._listen, self._report = folder, listen, report
+        self._known, self._version, self._crc = "", 0, 0
+        """What the coordinator told last; version and CRC of the newest record that this process has copied."""
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)
 
-    @property
-    def manifest(self) -> bytes:
-        """Manifest of the newest copied checkpoint; empty if there is none."""
-        newest = list_checkpoints(self.run.checkpoints)[-1:]
-        return (newest[0] / MANIFEST).read_bytes() if newest else b""
+    def pull(self, connection: Connection) -> None:
+        """Copy new records, then a new checkpoint. Raises LinkError, CheckpointError, ResourceError."""
+        version = self._pull_records(connection)
+        if version is not None:
+            self._pull_checkpoint(connection, version)
 
-    def take(self, path: str, data: bytes, num_bytes: int) -> None:
-        """Append `data` to a file, which is complete for now at `num_bytes`. Raises LinkError, CheckpointError."""
-        if not COPIED_FILE.fullmatch(path):
-            hint = "install the same version of cuadrilla on both machines"
-            raise LinkError("the coordinator offers files that no run has: {files}", files=repr(path[:100]), hint=hint)
-        arriving = (self._folder if path in self._segments else self._arriving) / path
-        make_private(arriving.parent)
-        with storage_errors(arriving), open(arriving, "ab", opener=open_private) as file:
-            file.write(data)
-            if file.tell() < num_bytes:
-                return
-            file.flush()
-            os.fsync(file.fileno())
-        if arriving.name == MANIFEST:
-            self._keep_checkpoint(arriving.parent)
-        elif "checkpoints" not in path and path not in self._segments:
-            os.replace(arriving, self._folder / path)
-            fsync_folder((self._folder / path).parent)
-            self._segments |= {path} - {"standby.json"}
+    def _pull_records(self, connection: Connection) -> int | None:
+        """Copy new records; return the version of a new checkpoint."""
+        newest = list_checkpoints(self.run.checkpoints)[-1:]
+        manifest = (newest[0] / MANIFEST).read_bytes() if newest else b""
+        request = Follow(address=self._listen, manifest=manifest, version=self._version, crc=self._crc)
+        missing = connection.reply(request, Missing, seconds=None)
+        for version in missing.records:
+            chunks = [*connection.ask(Download(path=record_name(version)))]
+            if not chunks:  # it was removed meanwhile
+                return None
+            write_atomic(self.run.path / record_name(version), chunks, private=True)
+            self._version, self._crc = version, int.from_bytes(chunks[0][:4], "little")
+        if missing.known != self._known:
+            write_atomic(self._folder / "standby.json", missing.known, private=True)
+            self._known = missing.known
+        return missing.checkpoint
+
+    def _pull_checkpoint(self, connection: Connection, version: int) -> None:
+        """Copy a checkpoint, and new records after every MiB of it."""
+        arriving = self._folder / "arriving" / f"v{version:08d}"
+        shutil.rmtree(arriving.parent, ignore_errors=True)
+        make_private(arriving)
+        for name in (*FILES, MANIFEST):
+            with storage_errors(arriving), open(arriving / name, "wb", opener=open_private) as file:
+                chunks = connection.ask(Download(path=f"checkpoints/{arriving.name}/{name}"))
+                for number, chunk in enumerate(chunks, start=1):
+                    file.write(chunk)
+                    if number % NUM_CHUNKS == 0:
+                        self._pull_records(connection)
+                file.flush()
+                os.fsync(file.fileno())
+        if (arriving / MANIFEST).stat().st_size:  # else the coordinator has removed it meanwhile
+            self._keep_checkpoint(arriving)
 
     def _keep_checkpoint(self, arrived: Path) -> None:
-        """Keep a complete checkpoint. Copies of its version or later ones go: they are another run's or were undone."""
-        verify_checkpoint(arrived)
-        folder = self.run.checkpoints
+        """Keep a complete checkpoint. Copies of later ones go: they are another run's or were undone."""
+        folder, version = self.run.checkpoints, version_of(arrived)
+        adopt_checkpoint(arrived, folder)
         for undone in list_checkpoints(folder):
-            if version_of(undone) >= version_of(arrived):
+            if version_of(undone) > version:
                 shutil.rmtree(undone)
-        os.rename(arrived, folder / arrived.name)
-        fsync_folder(folder)
         prune_checkpoints(folder, keep=KEPT_CHECKPOINTS, protect=())
         oldest = version_of(list_checkpoints(folder)[0])
-        for segment in self.run.journal.iterdir():
-            if int(segment.stem[1:]) <= oldest or f"run/journal/{segment.name}" not in self._segments:
-                segment.unlink()
+        remove_records(self.run.journal, unwanted=lambda version: version <= oldest)
         template = "the checkpoint of step {step} is copied; its journal is copied as it grows"
-        self._report(Message(template, step=version_of(arrived)))
+        self._report(Message(template, step=version))
 
-    def fetch_run(self, connection: Connection, home: Home) -> None:
+    def fetch_run(self, connection: Connection, run: RunDescription, home: Home) -> None:
         """Fetch the run's settings, and its data or code into this machine's cache. Raises as `fetch`."""
-        config, folder = fetch(connection, connection.describe(), home=home, report=self._report)
+        config, folder = fetch(connection, run, home=home, report=self._report)
         if (teachers := folder / self.run.teachers.name).is_dir():
             with storage_errors(self.run.teachers):
                 shutil.copytree(teachers, self.run.teachers, dirs_exist_ok=True)
@@ -121,16 +129,17 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
         problem = "the copy was promoted and is trained here: {path}"
         raise ConfigError(problem, path=run.path, hint="move it away first")
     term = KnownTerm(crew.term, learned=lambda value: home.remember(replace(crew, term=value)))
+    copy = Copy(folder, listen=listen, report=report)
     while True:
-        copy = Copy(folder, report=report)
         with closing(Connection(crew.address, identity=load_node(crew.folder), term=term)) as connection:
             try:
-                arriving = connection.follow(listen, manifest=copy.manifest)
-                copy.take(*next(arriving))
-                copy.fetch_run(connection, home)
+                described = connection.describe()
+                copy.pull(connection)
+                copy.fetch_run(connection, described, home)
                 reported = ""
-                for part in arriving:
-                    copy.take(*part)
+                while True:
+                    copy.pull(connection)
+                    time.sleep(POLL_SECONDS)
             except Refused:
                 raise
             except (LinkError, CheckpointError) as error:

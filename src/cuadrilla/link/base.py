@@ -251,10 +251,12 @@ class Enrolled:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """Asks for a version, or else for the file with this SHA-256 (hexadecimal), from byte `offset` on."""
+    """Asks for a version, or else for the file with this SHA-256 (hexadecimal), from byte `offset` on. A standby asks
+    for a file of the run directory by its `path`."""
 
     version: Count | None = None
     sha256: str = ""
+    path: str = ""
     offset: Count = 0
 
 
@@ -275,20 +277,24 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Follow:
-    """A standby asks for the coordinator's files, as they grow. `address`: where the standby would coordinate;
-    `manifest`: that of its newest checkpoint.
+    """A standby asks what it lacks. `address`: where it would coordinate; `manifest`: that of its newest checkpoint;
+    `version` and `crc`: of the newest record of its journal.
     """
 
     address: str
     manifest: bytes = b""
+    version: Count = 0
+    crc: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilePart:
-    """The next bytes of the file `name` follow, which has `num_bytes` so far."""
+class Missing:
+    """What a standby lacks: `records` of the journal and then a `checkpoint`, by version. `known`: keys and nodes of
+    the crew, and the newest announced version, as JSON; it counts once the standby has the records."""
 
-    name: str
-    num_bytes: Count
+    known: str
+    records: tuple[Count, ...] = ()
+    checkpoint: Count | None = None
 
 
 @dataclass

@@ -28,8 +28,6 @@ from cuadrilla.link.base import (
     Download,
     Enroll,
     Enrolled,
-    FilePart,
-    Follow,
     Goodbye,
     Hello,
     KnownTerm,
@@ -83,7 +81,7 @@ class Connection:
             ("grpc.use_local_subchannel_pool", 1),  # share no connection, even if another crew has this address
             ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
-            ("grpc.http2.max_pings_without_data", 0),  # a standby only listens
+            ("grpc.http2.max_pings_without_data", 0),  # a worker that loads its data only listens
         ]
         self._address = address
         self.identity = identity
@@ -151,18 +149,6 @@ class Connection:
     def send_for(self, seconds: float) -> int:
         """The number of bytes that reach the coordinator in these seconds. Raises LinkError."""
         return self.reply(Check(), Counted, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
-
-    def follow(self, address: str, *, manifest: bytes) -> Iterator[tuple[str, bytes, int]]:
-        """The files that a standby copies, as they grow: a file's path, its next bytes, and its size so far.
-
-        `address`: where the standby would coordinate; `manifest`: that of its newest checkpoint. At the end it raises
-        LinkError.
-        """
-        arriving = self.ask(Follow(address=address, manifest=manifest))
-        for head, data in zip(arriving, arriving, strict=False):  # messages and data alternate
-            part = wire.decode(head, FilePart)
-            yield part.name, data, part.num_bytes
-        raise LinkError("the coordinator ended the session", hint="this machine tries again")
 
     def session(self, *, parameters: Sequence[wire.Layout]) -> "GrpcLink":
         """Begin a session. `parameters`: the layouts that a version of this run may have."""

@@ -224,7 +224,6 @@ class CrewServer:
             sessions = list(self._sessions.values())
         for session in sessions:
             self._close_session(session, Stop(reason=Message("the run has ended")))
-        self._standby.closing.set()
         while self._servers:
             self._servers.pop().stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)  # threads end at once, not when they are collected
@@ -352,16 +351,12 @@ class CrewServer:
                 case Leave():
                     self._leave_crew(node_of(worker))
                 case Download():
-                    yield from self._download(asked)
+                    yield from self._download(node_of(worker), asked)
                 case Check():
                     yield wire.encode(Counted(num_bytes=sum(map(len, requests))))
                     yield from wire.noise(asked.seconds)
                 case Follow():
-
-                    def goes_on() -> bool:
-                        return bool(context.is_active()) and self._listed_name(context) is not None
-
-                    yield from self._standby.grown(node_of(worker), asked, goes_on=goes_on)
+                    yield from wire.chunks([wire.encode(self._standby.missing(node_of(worker), asked))])
 
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
         """Use the invite once to give a node a name and a token. `own`: the name it already has, or "".
@@ -381,8 +376,11 @@ class CrewServer:
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
 
-    def _download(self, wanted: Download) -> Iterator[bytes]:
+    def _download(self, node: str, wanted: Download) -> Iterator[bytes]:
         """The bytes of a version or a file. Raises LinkError if it is not offered."""
+        if wanted.path:
+            yield from self._standby.read(node, wanted.path)
+            return
         packed = None if wanted.version is None else self._versions.get(wanted.version)
         if packed is not None:
             yield from wire.chunks([packed])

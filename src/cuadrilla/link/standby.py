@@ -1,33 +1,31 @@
-"""The coordinator's side of a standby: sends the files that a machine needs to become the coordinator, as they grow.
+"""The coordinator's side of a standby: says what a machine lacks to become the coordinator, and sends those files.
 
-    standby.json       keys and nodes of the crew, the newest announced version, the standby's future address
-    run/journal/       segments, which grow
-    run/checkpoints/   the newest one; its manifest comes last
+    journal/       records (`train/journal.py`): they begin with their CRC, which depends on all records before
+    checkpoints/   the newest one; its manifest comes last
 
 Invariants
 * Only nodes that the coordinator's owner has named are answered, because with the keys a node can be the coordinator.
   When a node leaves the crew, its name loses this right: the next node of that name is no standby.
-* The journal does not wait for a checkpoint: after every MiB of one, its new bytes are sent.
-* The announced version is read before the journal and sent after it: a standby that hears of a version has it.
+* The announced version is read before the records are listed: a standby that has these has every version it hears of.
+* No other file is sent, whatever its name (`COPIED_FILE`).
 """
 
 import json
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import FilePart, Follow, Refused
+from cuadrilla.link.base import Follow, Missing, Refused
 from cuadrilla.link.identity import COORDINATOR_FILE
+from cuadrilla.link.jobs import CHECKPOINT_FILE
 
-POLL_SECONDS = 0.5
-NUM_CHUNKS = 4  # chunks of a checkpoint that are sent between two polls of the journal
-CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+COPIED_FILE = re.compile(rf"journal/v[0-9]{{8,12}}\.step|{CHECKPOINT_FILE.pattern}")
 
 
 @dataclass(kw_only=True)
@@ -39,7 +37,6 @@ class StandbyServer:
     run: Path = Path()
     announced: int = 0
     """The newest version that was sent to workers."""
-    closing: threading.Event = field(default_factory=threading.Event)
     addresses: dict[str, str] = field(default_factory=dict)
     """By name of the standby: the address at which it would coordinate."""
 
@@ -48,61 +45,51 @@ class StandbyServer:
         self.names -= {name}
         self.addresses = {other: address for other, address in self.addresses.items() if other != name}
 
-    def grown(self, name: str, request: Follow, *, goes_on: Callable[[], bool]) -> Iterator[bytes]:
-        """The bytes that the standby lacks, as long as its call goes on: a `FilePart`, its bytes, the next `FilePart`.
-        Raises LinkError; Refused for a node that the owner has not named."""
+    def missing(self, name: str, request: Follow) -> Missing:
+        """What a standby lacks. Raises LinkError; Refused for a node that the owner has not named."""
+        self._check(name)
+        self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
+        known, versions = self._known(request.address), self._versions()
+        newest, held = max(versions.values(), default=None), versions.get(request.manifest)
+        begin = request.version if self._has_record(request) else newest if held is None else held
+        records = (int(path.stem[1:]) for path in (self.run / "journal").glob("v*.step"))
+        wanted = tuple(sorted(version for version in records if version > (begin or 0)))
+        return Missing(known=known, records=wanted, checkpoint=None if newest == held else newest)
+
+    def _has_record(self, request: Follow) -> bool:
+        """Whether the standby's newest record is here, too. Then so are all before it."""
+        with suppress(FileNotFoundError), open(self.run / record_name(request.version), "rb") as file:
+            return int.from_bytes(file.read(4), "little") == request.crc
+        return False
+
+    def read(self, name: str, path: str) -> Iterator[bytes]:
+        """The bytes of a file of the run; none if it was removed. Raises LinkError for other files; as `missing`."""
+        self._check(name)
+        if not COPIED_FILE.fullmatch(path):
+            raise LinkError("the coordinator does not offer this file or version")
+        with suppress(FileNotFoundError):
+            yield from wire.file_chunks(self.run / path)
+
+    def _check(self, name: str) -> None:
         if name not in self.names:
             template = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
             )
             raise Refused(template, name=name)
-        self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
-        known, held, journal, checkpoint = b"", request.manifest, dict[Path, int](), iter(list[bytes]())
-        versions = {manifest: version for version, manifest in self._manifests()}
-        begin = versions.get(held, max(versions.values(), default=0))
-        while goes_on() and not self.closing.is_set():
-            before, known = known, self._known(request.address)
-            yield from self._segments(begin, journal)
-            if known != before:
-                yield from _parts("standby.json", [known], num_bytes=len(known))
-            piece = list(islice(checkpoint, 2 * NUM_CHUNKS))
-            yield from piece
-            version, newest = max(self._manifests(), default=(0, held))
-            if not piece and newest != held:
-                held, checkpoint = newest, self._checkpoint(version)
-            elif not piece:
-                self.closing.wait(POLL_SECONDS)
 
-    def _known(self, address: str) -> bytes:
+    def _known(self, address: str) -> str:
         files = {name: (self.home.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
-        return json.dumps({**files, "announced": self.announced, "listen": address}).encode()
+        return json.dumps({**files, "announced": self.announced, "listen": address})
 
-    def _manifests(self) -> Iterator[tuple[int, bytes]]:
-        """Version and manifest of each complete checkpoint."""
+    def _versions(self) -> dict[bytes, int]:
+        """The version of each complete checkpoint, by its manifest."""
+        found = {}
         for path in (self.run / "checkpoints").glob("v*/manifest.json"):
             with suppress(FileNotFoundError):  # removed just now
-                yield int(path.parent.name[1:]), path.read_bytes()
-
-    def _segments(self, begin: int, sent: dict[Path, int]) -> Iterator[bytes]:
-        """The new bytes of the journal's segments from version `begin` on. `sent`: bytes sent of each segment."""
-        for path in sorted((self.run / "journal").glob("v*.step")):
-            with suppress(FileNotFoundError):
-                size = path.stat().st_size
-                if int(path.stem[1:]) > begin and size > sent.get(path, -1):
-                    chunks = wire.file_chunks(path, sent.get(path, 0), end=size)
-                    yield from _parts(f"run/journal/{path.name}", chunks, num_bytes=size)
-                    sent[path] = size
-
-    def _checkpoint(self, version: int) -> Iterator[bytes]:
-        folder = f"checkpoints/v{version:08d}"
-        with suppress(FileNotFoundError):  # removed meanwhile: there is a newer one
-            for name in CHECKPOINT_FILES:
-                path = self.run / folder / name
-                yield from _parts(f"run/{folder}/{name}", wire.file_chunks(path), num_bytes=path.stat().st_size)
+                found[path.read_bytes()] = int(path.parent.name[1:])
+        return found
 
 
-def _parts(name: str, chunks: Iterable[bytes], *, num_bytes: int) -> Iterator[bytes]:
-    """Each chunk after a `FilePart`; for an empty file one empty chunk."""
-    part = wire.encode(FilePart(name=name, num_bytes=num_bytes))
-    for chunk in chunks if num_bytes else [b""]:
-        yield from (part, chunk)
+def record_name(version: int) -> str:
+    """The path in its run of the record that leads to this version."""
+    return f"journal/v{version:08d}.step"

@@ -77,14 +77,22 @@ def save_checkpoint(
         temporary.mkdir()
         try:
             _write_files(temporary, model=model, optimizer=optimizer, state=state)
-            if target.exists():  # the same version was saved before and did not verify, or a rerun ended here
-                shutil.rmtree(target)
-            os.rename(temporary, target)
-            fsync_folder(folder)
+            _put(temporary, target)
         finally:
             if temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def adopt_checkpoint(arrived: Path, folder: Path) -> None:
+    """Make a checkpoint that has arrived from another machine one of those in `folder`, if it agrees with its manifest.
+
+    `arrived`: its folder, on the same file system. Raises CheckpointError, ResourceError.
+    """
+    verify_checkpoint(arrived)
+    make_private(folder)
+    with storage_errors(folder):
+        _put(arrived, folder / arrived.name)
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -296,6 +304,14 @@ def _write_files(
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
     fsync_folder(folder)
+
+
+def _put(made: Path, target: Path) -> None:
+    """Give a complete folder its name, durably."""
+    if target.exists():  # the same version was saved before and did not verify, or a rerun ended here
+        shutil.rmtree(target)
+    os.rename(made, target)
+    fsync_folder(target.parent)
 
 
 def _remove_leftovers(folder: Path) -> None:
