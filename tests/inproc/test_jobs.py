@@ -59,7 +59,7 @@ class Machine:
         crew.until(lambda: name in crew.executor.places)
 
     def send(self, job: str, version: int, *, change: Callable[[Path], None] | None = None) -> None:
-        """Send a checkpoint, and the message that all of it has been sent."""
+        """Send a checkpoint."""
         folder = self.crew.folder / "sent" / self.name / f"v{version:08d}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._trained.checkpoints / folder.name, folder)
@@ -67,7 +67,6 @@ class Machine:
             change(folder)
         for name in NAMES:
             self.session.send(Keep(name=f"{job}/checkpoints/{folder.name}/{name}"), file_chunks(folder / name))
-        self.session.call(JobNews(job=job, kept=version))
 
     def rows(self, job: str, *, to: int) -> JobNews:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]

@@ -28,13 +28,13 @@ def arrived(kind: type, **fields: Any) -> Any:
 
 
 @given(NAMES, st.text(), st.integers(-(2**64), 2**64), st.sampled_from(["", COMPLETE, FAILED, "gone"]), st.text())
-def test_any_news_is_refused_or_harmless(job: str, rows: str, kept: int, ended: str, reason: str) -> None:
+def test_any_news_is_refused_or_harmless(job: str, rows: str, version: int, ended: str, reason: str) -> None:
     try:
-        news = arrived(JobNews, job=job, rows=rows, kept=kept, ended=ended, reason=reason)
+        news = arrived(JobNews, job=job, rows=rows, version=version, ended=ended, reason=reason)
     except LinkError:
         return
     assert JOB_NAME.fullmatch(news.job)
-    assert news.kept >= 0
+    assert news.version >= 0
     assert news.reason == one_line(news.reason)
 
 

@@ -48,12 +48,12 @@ from cuadrilla.runfile import dump, read_run_file
 from cuadrilla.train.checkpoint import (
     FILES,
     MANIFEST,
+    adopt_checkpoint,
     best_version,
     find_newest,
     list_checkpoints,
     prune_checkpoints,
     set_aside_newer,
-    verify_checkpoint,
     version_of,
 )
 from cuadrilla.train.nodelog import NodeLogs
@@ -199,6 +199,8 @@ class CrewExecutor:
             sent.writelines(chunks)
             sent.flush()
             os.fsync(sent.fileno())
+        if target.name == MANIFEST:  # the last of its files
+            self._heard.put(lambda: self._adopt(worker, assigned, target.parent))
 
     def file(self, sha256: str) -> Path | None:
         found = [assigned.files[sha256] for assigned in self._assigned().values() if sha256 in assigned.files]
@@ -229,8 +231,6 @@ class CrewExecutor:
         if news.rows:
             append_lines(assigned.run.metrics, news.rows)
             write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
-        if news.kept:
-            self._adopt(worker, news.kept, assigned)
         match news.ended:
             case "":
                 return
@@ -241,23 +241,16 @@ class CrewExecutor:
             case ended:
                 self._end(worker, complete=ended == jobs.COMPLETE, lost=ended == jobs.LOST, reason=news.reason)
 
-    def _adopt(self, worker: str, version: int, assigned: AssignedJob) -> None:
-        """Make a checkpoint of which all files have arrived one of the run's."""
-        name = f"v{version:08d}"
-        arrived, target = assigned.incoming / name, assigned.run.checkpoints / name
-        if not arrived.exists():
+    def _adopt(self, worker: str, assigned: AssignedJob, arrived: Path) -> None:
+        """Make a checkpoint of which all files have arrived one of the run's, if this machine still has the job."""
+        if self._assigned().get(worker) is not assigned:
             return
         try:
-            verify_checkpoint(arrived)
+            adopt_checkpoint(arrived, assigned.run.checkpoints)
         except CheckpointError as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
-        with storage_errors(target):
-            make_private(assigned.run.checkpoints)
-            if target.exists():
-                shutil.rmtree(target)
-            arrived.rename(target)
         protect = {assigned.begun_at, best_version(assigned.run, upto=newest_listed(assigned.run))}
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
 

@@ -220,8 +220,6 @@ class JobWorker:
                     break
                 file = Keep(name=f"{doing.name}/checkpoints/{path.name}/{name}")
                 session.send(file, file_chunks(path / name))
-            else:
-                session.call(JobNews(job=doing.name, kept=version_of(path)))
             doing.sent.add(version_of(path))
 
     def _end(self) -> None:

@@ -55,20 +55,20 @@ Order = Assignment | Recall
 
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
-    """News of a job. `rows`: complete lines of its metrics, up to its `version`. `kept`: the version of a checkpoint of
-    which all files were sent; 0: none. `ended`: how it ended, or "". `reason`: why it failed, or was lost."""
+    """News of a job. `rows`: complete lines of its metrics, up to its `version`. `ended`: how it ended, or "".
+    `reason`: why it failed, or was lost."""
 
     job: JobName
     rows: str = ""
     version: Count = 0
-    kept: Count = 0
     ended: Text = ""
     reason: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """A file of a job is sent back; its bytes follow. `name`: that of the job, and the file's path in the run."""
+    """A file of a job is sent back; its bytes follow. `name`: that of the job, and the file's path in the run. The
+    manifest of a checkpoint comes after its other files."""
 
     name: str
 
