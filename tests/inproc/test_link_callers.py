@@ -111,6 +111,41 @@ def test_who_leaves_is_a_node_no_more_and_the_name_is_free(tmp_path: Path) -> No
     crew.close()
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("followed", [False, True])
+def test_the_name_of_a_kicked_standby_is_nobodys(tmp_path: Path, at_once: bool, followed: bool) -> None:
+    """The next machine of that name cannot follow: neither if it comes `at_once`, before the coordinator has noticed
+    the kick, nor if the kicked one never followed. A standby that comes with another invite is still the same."""
+    crew = Crew(tmp_path, standbys=frozenset({"eva"}))
+    secret = new_secret()
+    crew.server.invites.adopt({hash_secret(secret): 5})
+
+    def enroll(identity: Identity) -> Identity:
+        with closing(Connection(crew.address, identity=identity)) as connection:
+            name, token = connection.enroll("eva", secret=secret)
+        assert name == "eva"
+        return replace(identity, token=token)
+
+    def follow(identity: Identity) -> Missing:
+        with closing(Connection(crew.address, identity=identity)) as connection:
+            return connection.reply(Follow(address=ELSEWHERE), Missing)
+
+    eva = enroll(crew.stranger)
+    if followed:
+        assert "coordinator.json" in follow(eva).known
+        eva = enroll(eva)
+        assert "coordinator.json" in follow(eva).known
+    crew.nodes.remove("eva")
+    if not at_once:
+        crew.server.end_kicked()
+    other = enroll(crew.stranger)
+    with pytest.raises(Refused, match="has not been named as a standby"):
+        follow(other)
+    assert crew.server._standby.addresses == {}
+    assert crew.works()
+    crew.close()
+
+
 # Exhaustion of shared resources
 
 NUM_STALLED = 300

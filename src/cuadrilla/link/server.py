@@ -142,6 +142,7 @@ class CrewServer:
         self._versions: dict[int, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
+        self._standby.members.update(self.nodes.nodes())
         self._jobs = jobs
         self.invites = Invites(home.invites if home is not None else None)
         self._lock = threading.Lock()
@@ -204,12 +205,14 @@ class CrewServer:
         return Identity(certificate=self.keys.certificate, token=token)
 
     def end_kicked(self) -> None:
-        """End the sessions of nodes that are not in the list of nodes any more."""
+        """End the sessions of nodes that are not in the list of nodes any more. They are no standbys either."""
         with self._lock:
-            kicked = {session.node for session in self._sessions.values()} - self.nodes.nodes().keys()
-        for name in sorted(kicked):
-            log.info("%s was kicked", name, extra=TALK)
-            self._close_sessions(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+            working = {session.node for session in self._sessions.values()}
+        for name in sorted((working | self._standby.members) - self.nodes.nodes().keys()):
+            self._standby.forget(name)
+            if name in working:
+                log.info("%s was kicked", name, extra=TALK)
+                self._close_sessions(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
 
     def _close_sessions(self, node: str, stop: Stop, *, why: str) -> None:
         with self._lock:
@@ -363,6 +366,8 @@ class CrewServer:
         Raises CuadrillaError."""
         with self.invites.letting_in(secret):
             name, token = self.nodes.add(asked.name, own=own)
+            if name != own:
+                self._standby.joined(name)
         log.info("%s joined the crew", name)
         if name != asked.name:
             log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)

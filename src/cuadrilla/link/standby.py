@@ -5,7 +5,7 @@
 
 Invariants
 * Only nodes that the coordinator's owner has named are answered, because with the keys a node can be the coordinator.
-  When a node leaves the crew, its name loses this right: the next node of that name is no standby.
+  When a node leaves the crew or is kicked, its name loses this right: the next node of that name is no standby.
 * The announced version is read before the records are listed: a standby that has these has every version it hears of.
 * No other file is sent, whatever its name (`COPIED_FILE`).
 """
@@ -39,9 +39,17 @@ class StandbyServer:
     """The newest version that was sent to workers."""
     addresses: dict[str, str] = field(default_factory=dict)
     """By name of the standby: the address at which it would coordinate."""
+    members: set[str] = field(default_factory=set)
+    """Names of nodes that are in the crew, or were at some time since this process began."""
+
+    def joined(self, name: str) -> None:
+        """A machine has got this name. If another one had it before, the name is no standby's any more."""
+        if name in self.members:
+            self.forget(name)
+        self.members.add(name)
 
     def forget(self, name: str) -> None:
-        """A node has left the crew, so its name is no standby's any more."""
+        """A node has left the crew or was kicked, so its name is no standby's any more."""
         self.names -= {name}
         self.addresses = {other: address for other, address in self.addresses.items() if other != name}
 
@@ -71,6 +79,7 @@ class StandbyServer:
             yield from wire.file_chunks(self.run / path)
 
     def _check(self, name: str) -> None:
+        self.members.add(name)
         if name not in self.names:
             template = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
