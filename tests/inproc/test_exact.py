@@ -15,7 +15,7 @@ from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import ExactMerge, ExactWorker
 from cuadrilla.sync.strategy import Sums
-from cuadrilla.train.checkpoint import list_checkpoints, load_checkpoint
+from cuadrilla.train.checkpoint import list_checkpoints, read_checkpoint
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
 from tests.faults import Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
@@ -44,7 +44,7 @@ def test_frozen_parameters_stay_and_the_others_learn(tmp_path: Path, optimizer: 
     execute(tmp_path / "one", FrozenBeginning(), *sets)
     execute(tmp_path / "crew", FrozenBeginning(), *sets, workers(UNEQUAL["three unequal"]))
     assert final_sha256(tmp_path / "crew") == final_sha256(tmp_path / "one")
-    first, *_, last = (load_checkpoint(path).model for path in list_checkpoints(RunDir(tmp_path / "one").checkpoints))
+    first, *_, last = (read_checkpoint(path).model for path in list_checkpoints(RunDir(tmp_path / "one").checkpoints))
     changed = {name for name, tensor in last.items() if not torch.equal(tensor, first[name])}
     assert changed == {name for name in last if not name.startswith("0.")}
 

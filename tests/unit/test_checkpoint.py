@@ -124,9 +124,9 @@ def test_a_reader_finds_a_checkpoint_while_older_ones_are_removed(tmp_path: Path
     try:
         seen = [0]
         while seen[-1] < 20:
-            found = c.load_newest(tmp_path)
+            found = c.find_newest(tmp_path)
             assert found is not None
-            seen.append(found.version)
+            seen.append(c.version_of(found))
     finally:
         stop.set()
         writer.join()

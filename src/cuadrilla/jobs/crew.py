@@ -53,7 +53,6 @@ from cuadrilla.train.checkpoint import (
     find_newest,
     list_checkpoints,
     prune_checkpoints,
-    set_aside_newer,
     version_of,
 )
 from cuadrilla.train.nodelog import NodeLogs
@@ -307,8 +306,7 @@ def _begun(run: RunDir) -> dict[str, tuple[Path, str]]:
     are checkpoints and none verifies.
     """
     found = {}
-    if (newest := find_newest(run.checkpoints)) is not None:
-        set_aside_newer(newest)
+    if (newest := find_newest(run.checkpoints, set_aside=True)) is not None:
         found = {f"checkpoints/{newest.name}/{name}": newest / name for name in (*FILES, MANIFEST)}
     if run.metrics.exists():
         found[METRICS] = run.metrics

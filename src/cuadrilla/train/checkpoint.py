@@ -14,10 +14,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -42,8 +42,6 @@ FILES = (WEIGHTS, OPTIMIZER, "state.json")
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 CHECKPOINT_NAME = re.compile(r"v(\d{8,})")
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +93,45 @@ def adopt_checkpoint(arrived: Path, folder: Path) -> None:
         _put(arrived, folder / arrived.name)
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none verifies."""
-    return _newest(folder, load_checkpoint)
+def load_newest(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
+    """The checkpoint that `find_newest` finds, in memory. Only the process that trains the run may call this while it
+    is trained, because no other one knows which checkpoints will be removed."""
+    path = find_newest(folder, set_aside=set_aside)
+    return None if path is None else read_checkpoint(path)
 
 
-def find_newest(folder: Path) -> Path | None:
-    """Path of the checkpoint that `load_newest` would load, for callers that read its tensors one by one."""
-    return _newest(folder, verify_checkpoint)
+def find_newest(folder: Path, *, set_aside: bool = False) -> Path | None:
+    """Path of the newest checkpoint that verifies; None if there is none at all. Raises CheckpointError if none
+    verifies.
+
+    A training that goes on may remove checkpoints after they were listed; then there are newer ones to try.
+    `set_aside`: rename the newer ones, which do not verify. They are not listed any more; their files stay. Only the
+    run's writer does this. Raises ResourceError.
+    """
+    candidates, tried = list_checkpoints(folder), None
+    problems: dict[Path, str] = {}
+    while candidates != tried:
+        problems = {}
+        for path in reversed(candidates):
+            try:
+                verify_checkpoint(path)
+            except CheckpointError as error:
+                problems[path] = error.message
+                log.warning("%s; trying the one before", error.message)
+                continue
+            _set_aside(problems if set_aside else ())
+            return path
+        candidates, tried = list_checkpoints(folder), candidates
+    if problems:
+        raise CheckpointError(
+            "none of the {checkpoints} checkpoints in {folder} can be used: {reason}",
+            checkpoints=len(problems),
+            folder=folder,
+            reason=next(iter(problems.values())),
+            hint="restore one from a backup, or start again with an empty {name} folder",
+            name=folder.name,
+        )
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,37 +182,8 @@ def best_version(run: RunDir, *, upto: int) -> int | None:
     return min(losses, key=losses.__getitem__, default=None)
 
 
-def _newest(folder: Path, use: Callable[[Path], T]) -> T | None:
-    """The result of `use` for the newest checkpoint for which it does not raise CheckpointError.
-
-    A training that goes on may remove checkpoints after they were listed; then there are newer ones to try.
-    """
-    candidates, tried = list_checkpoints(folder), None
-    problems: list[str] = []
-    while candidates != tried:
-        problems = []
-        for path in reversed(candidates):
-            try:
-                return use(path)
-            except CheckpointError as error:
-                problems.append(error.message)
-                log.warning("%s; trying the one before", error.message)
-        candidates, tried = list_checkpoints(folder), candidates
-    if problems:
-        raise CheckpointError(
-            "none of the {checkpoints} checkpoints in {folder} can be used: {reason}",
-            checkpoints=len(problems),
-            folder=folder,
-            reason=problems[0],
-            hint="restore one from a backup, or start again with an empty {name} folder",
-            name=folder.name,
-        )
-    return None
-
-
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Verify every byte, then load. Raises CheckpointError with the reason."""
-    verify_checkpoint(path)
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A verified checkpoint, in memory."""
     return Checkpoint(
         path=path,
         model=read_tensors(path / WEIGHTS),
@@ -227,17 +227,12 @@ def version_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints newer than `path`, which do not verify. They are not listed any more; their files stay.
-
-    Raises ResourceError.
-    """
-    for damaged in list_checkpoints(path.parent):
-        if version_of(damaged) > version_of(path):
-            aside = damaged.with_name(f".{damaged.name}.damaged")
-            with storage_errors(aside):
-                shutil.rmtree(aside, ignore_errors=True)
-                os.rename(damaged, aside)
+def _set_aside(damaged: Iterable[Path]) -> None:
+    for path in damaged:
+        aside = path.with_name(f".{path.name}.damaged")
+        with storage_errors(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(path, aside)
 
 
 def prune_checkpoints(folder: Path, *, keep: int, protect: Collection[int | None]) -> None:

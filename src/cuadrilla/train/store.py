@@ -93,7 +93,7 @@ class Store:
         other settings would give another state. Raises ConfigError if one does, CheckpointError if there are
         checkpoints and none can be used, or it is another model's.
         """
-        found = files.load_newest(self.run.checkpoints)
+        found = files.load_newest(self.run.checkpoints, set_aside=True)
         if found is None:
             remove_records(self.run.journal, unwanted=lambda _version: True)
             return None
@@ -104,7 +104,6 @@ class Store:
         self._saved_version = found.version
         state: dict[str, Any] = found.state["coordinator"]
         self._after = found.state["journal"]
-        files.set_aside_newer(found.path)
         if changed:
             if next(read_records(self.run.journal, found.version, after=self._after), None) is not None:
                 raise ConfigError(
