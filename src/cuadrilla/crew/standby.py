@@ -9,7 +9,7 @@ Invariants
 * Each file is 0600 from its first byte on.
 * A checkpoint exists here once it is verified; the one before stays until then.
 * A restarted coordinator may make other records of the same versions. So each look names the CRC of the newest copied
-  one, which depends on all before. Records that do not follow any more are replaced, and never read.
+  one, which depends on all before. Records that do not follow any more are never read, and replaced or removed.
 """
 
 import os
@@ -97,7 +97,7 @@ class Copy:
             self._keep_checkpoint(arriving)
 
     def _keep_checkpoint(self, arrived: Path) -> None:
-        """Keep a complete checkpoint. Copies of later ones go: they are another run's or were undone."""
+        """Keep a complete checkpoint. Copies of what came later there go: they are another run's or were undone."""
         folder, version = self.run.checkpoints, version_of(arrived)
         adopt_checkpoint(arrived, folder)
         for undone in list_checkpoints(folder):
@@ -105,7 +105,7 @@ class Copy:
                 shutil.rmtree(undone)
         prune_checkpoints(folder, keep=KEPT_CHECKPOINTS, protect=())
         oldest = version_of(list_checkpoints(folder)[0])
-        remove_records(self.run.journal, unwanted=lambda version: version <= oldest)
+        remove_records(self.run.journal, unwanted=lambda version: not oldest < version <= self._version)
         template = "the checkpoint of step {step} is copied; its journal is copied as it grows"
         self._report(Message(template, step=version))
 
@@ -134,7 +134,7 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
         with closing(Connection(crew.address, identity=load_node(crew.folder), term=term)) as connection:
             try:
                 described = connection.describe()
-                copy.pull(connection)
+                connection.reply(Follow(address=listen), Missing)  # refused now, not after the run's data have arrived
                 copy.fetch_run(connection, described, home)
                 reported = ""
                 while True:
