@@ -73,9 +73,11 @@ def read_records(folder: Path, version: int, *, after: int) -> Iterator[JournalR
 
 
 def remove_records(folder: Path, *, unwanted: Callable[[int], bool]) -> None:
-    """Remove the records that lead to `unwanted` versions, durably. Raises ResourceError."""
+    """Remove the records that lead to `unwanted` versions, durably, and what a killed process left of its last write.
+    Raises ResourceError."""
     with storage_errors(folder):
         removed = [path for path in _record_files(folder) if unwanted(_version_of(path))]
+        removed += folder.glob(".v*.tmp")
         for path in removed:
             path.unlink(missing_ok=True)
         if removed:
