@@ -26,9 +26,9 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import loss_of
 from cuadrilla.sync.events import Answer
+from cuadrilla.sync.kinds import windows
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import Stepper, Sums, trainable
-from cuadrilla.sync.windows import Windows
 from cuadrilla.train.loop import add_loss
 from cuadrilla.train.setup import equip, make_task
 
@@ -101,7 +101,7 @@ class Lanes:
     """Both halves of the product's strategy. One worker half computes lane after lane; then the merge half merges."""
 
     def __init__(self, play: Play, optimizer: Stepper, *, steps: int, bits: int) -> None:
-        self._play, strategy, recipe = play, Windows(steps=steps, bits=bits), play.recipe
+        self._play, strategy, recipe = play, windows(steps=steps, bits=bits), play.recipe
         self._model = copy.deepcopy(play.model)
         self._worker = strategy.worker(play.model, recipe)
         self._merge = strategy.merge(self._model, recipe)

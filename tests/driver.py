@@ -6,11 +6,10 @@ from typing import Any
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.sync import events, ledger
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
-from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.kinds import Strategy, exact
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Strategy
 
-EXACT = Exact()
+EXACT = exact()
 
 
 def rules(**changes: object) -> Rules:

@@ -11,7 +11,7 @@ from torch import Tensor
 from cuadrilla.model.task import Task
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import resolve
-from cuadrilla.sync.strategy import Strategy
+from cuadrilla.sync.kinds import Strategy
 from cuadrilla.train.checkpoint import Checkpoint, load_newest, tensors_sha256
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, assemble

@@ -13,7 +13,8 @@ from cuadrilla.config import TrainSection
 from cuadrilla.errors import CuadrillaError, GuardError, TaskError
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.exact import ExactMerge, ExactWorker
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.merge import Merger
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints, read_checkpoint
 from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
@@ -190,7 +191,7 @@ def test_a_loss_that_keeps_spiking_stops_the_run(tmp_path: Path) -> None:
 def test_a_history_computed_by_hand(strict: bool) -> None:
     """Two workers with 3 and 1 tokens, gradients 2 and 10 per token: the mean is (3·2 + 10) / 4 = 4."""
     theta = nn.ParameterDict({"w": torch.zeros(5)})
-    merge = ExactMerge(theta, recipe_of(ConstantGradient), strict=strict)  # type: ignore[arg-type]
+    merge = Merger(theta, recipe_of(ConstantGradient))  # type: ignore[arg-type]
     answers: list[Answer] = []
     for gradient, tokens in ((2.0, 3), (10.0, 1)):
         params = nn.ParameterDict({"w": torch.zeros(5)})

@@ -15,9 +15,10 @@ from cuadrilla.config import AdamWSection, TrainSection
 from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import TaskDefaults
 from cuadrilla.sync import events
-from cuadrilla.sync.exact import ExactMerge, ExactWorker
+from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.merge import Merger
 from cuadrilla.train.optim import make_optimizer
 from tests import driver
 from tests.driver import machine
@@ -72,7 +73,7 @@ class Crew(driver.Crew):
         model = task.model()
         self.params = dict(model.named_parameters())
         adamw = make_optimizer(AdamWSection(kind="adamw"), is_matrix=is_matrix, dtype=torch.float32)
-        self.merging = ExactMerge(model, recipe_of(adamw, lr_factor=1.0, clip_norm=1.0), strict=strict)
+        self.merging = Merger(model, recipe_of(adamw, lr_factor=1.0, clip_norm=1.0))
         self.workers: dict[str, tuple[nn.Module, ExactWorker, int]] = {}
         self.too_late: dict[int, Grant] = {}
         self.gradients: list[Tensor] = []

@@ -18,6 +18,7 @@ from cuadrilla.link import wire
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker
 from cuadrilla.model.task import TaskDefaults
 from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.sync.strategy import GRADIENT
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.loop import environment
 from tests.runs import prepare, workers
@@ -173,7 +174,7 @@ class Line(RaggedRegression):
 
 
 def gradient(value: float, *, loss: float = 1.0) -> Lie:
-    return lambda _: {"tokens": 1, "loss_sum": loss, "tensors": {"weight": torch.full((1, 12), value)}}
+    return lambda _: {"tokens": 1, "loss_sum": loss, "tensors": {f"{GRADIENT}weight": torch.full((1, 12), value)}}
 
 
 def pair(make: Callable[..., PlayedRun], *, steps: int) -> PlayedRun:

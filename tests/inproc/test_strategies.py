@@ -7,10 +7,7 @@ import pytest
 
 from cuadrilla.link.base import Contribution, Link, TensorRef, Tensors, ToCoordinator
 from cuadrilla.rundir import RunDir, read_jsonl
-from cuadrilla.sync.auto import Auto
-from cuadrilla.sync.exact import Exact
-from cuadrilla.sync.strategy import Strategy
-from cuadrilla.sync.windows import Windows
+from cuadrilla.sync.kinds import Strategy, exact, windows
 from cuadrilla.sync.work import Rounds, Work
 from cuadrilla.train.checkpoint import tensors_sha256
 from tests.faults import PHASES, FaultyLink, Phase, Script, play
@@ -18,7 +15,7 @@ from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_
 from tests.tasks import RaggedRegression
 
 
-class Alternating(Auto):
+class Alternating(Strategy):
     """Exact rounds and windows of four steps in turn, regardless of their time."""
 
     def rounds(self) -> Rounds:
@@ -35,15 +32,15 @@ GRADIENT_STEPS = ('optim.kind="sgd"', "optim.momentum=0.0", "train.clip_norm=0.0
 LANES = [0.5, 1.0, 0.25]
 STRICT = ("strict", "strict windows", "strict windows of many steps")
 STRATEGIES: dict[str, Strategy] = {
-    "exact": Exact(),
-    "strict": Exact(strict=True),
-    "windows": Windows(steps=1, bits=32),
-    "strict windows": Windows(steps=1, bits=32, strict_lanes=LANES),
+    "exact": exact(),
+    "strict": exact(strict=True),
+    "windows": windows(steps=1, bits=32),
+    "strict windows": windows(steps=1, bits=32, lanes=LANES),
 }
 MANY_STEPS: dict[str, Strategy] = {
-    "windows of many steps": Windows(steps=4),
-    "strict windows of many steps": Windows(steps=4, strict_lanes=LANES),
-    "exact steps and windows": Alternating(),
+    "windows of many steps": windows(steps=4),
+    "strict windows of many steps": windows(steps=4, lanes=LANES),
+    "exact steps and windows": Alternating(kind="auto"),
 }
 ALL = STRATEGIES | MANY_STEPS
 ROUNDING = 1e-6
@@ -157,7 +154,7 @@ def test_kinds_of_rounds_change_though_a_worker_is_lost(tmp_path: Path, phase: P
         return heard(worker, wrap(worker, link))
 
     sets = ('optim.kind="adamw"', "train.steps=24", workers([1.0, 1.0, 1.0]))
-    execute(tmp_path, RaggedRegression(), *sets, strategy=Alternating(), wrap_link=both)
+    execute(tmp_path, RaggedRegression(), *sets, strategy=Alternating(kind="auto"), wrap_link=both)
     assert played
     rows = metrics(tmp_path)
     assert [row["version"] for row in rows] == [1, 2, 3, 7, 8, 12, 13, 17, 18, 22, 23, 24]

@@ -185,8 +185,7 @@ class SimWeights:
     def update(self) -> dict[str, Tensor]:
         return {"total": as_tensor(self.total)}
 
-    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
-        del steps
+    def load_update(self, update: Mapping[str, Tensor]) -> None:
         self.total = number_of(update["total"])
 
     def step(self, *, norm: float, version: int, steps: int) -> float:

@@ -15,9 +15,8 @@ from cuadrilla.config import GuardSection
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.kinds import Strategy, exact
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Strategy
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.store import Store
@@ -41,7 +40,7 @@ FAULTS_UNTIL_SECONDS = 40.0
 GRACE_SECONDS = 60.0
 """The longest wait for a commit once no fault lasts: eight units of 2 s, and again one by one."""
 FOREVER = 1e6
-EXACT = Exact()
+EXACT = exact()
 
 WORKER_FAULTS = (
     *("kill", "power off", "freeze", "slow", "hang", "leave"),

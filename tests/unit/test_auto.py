@@ -9,13 +9,13 @@ from torch import nn
 
 from cuadrilla.config import MuonSection
 from cuadrilla.link.base import Contribution, Hello, Lease, Tensors
-from cuadrilla.sync.auto import AutoMerge, AutoRounds
+from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Received, Send
+from cuadrilla.sync.kinds import Strategy, windows
 from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Recipe
-from cuadrilla.sync.windows import Windows
+from cuadrilla.sync.strategy import GRADIENT, Recipe
 from cuadrilla.train.optim import make_optimizer
 
 UNITS_PER_STEP = 60
@@ -152,13 +152,14 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     """In a window Muon's matrices move only by the changes of the lanes, and here there are none."""
     model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})
     make = make_optimizer(MuonSection(), is_matrix=lambda _name, p: p.ndim == 2, dtype=torch.float32)
-    merge = AutoMerge(model, Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0))
+    recipe = Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0)
+    merge = Strategy(kind="auto").merge(model, recipe)
     merge.version(steps=1)
-    merge.reduce([answer({name: torch.ones_like(p) for name, p in model.items()})], planned_tokens=10)
+    merge.reduce([answer({GRADIENT + name: torch.ones_like(p) for name, p in model.items()})], planned_tokens=10)
     merge.step(norm=1.0, version=1, steps=1)
     before = model["matrix"].detach().clone()
     merge.version(steps=4)
-    form, _ = Windows(steps=4).contributions_like(model, merge._recipe)
+    form, _ = windows(steps=4).contributions_like(model, recipe)
     merge.reduce([answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})], planned_tokens=10)
     merge.step(norm=1.0, version=5, steps=4)
     assert before.abs().min() > 0

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from cuadrilla.sync.kinds import Strategy, windows
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Strategy
-from cuadrilla.sync.windows import Windows
 from cuadrilla.sync.work import Rounds
 from tests.simulate.crew import SLOWNESS
 from tests.simulate.disk import UNIT_TOKENS
@@ -35,8 +34,8 @@ STRATEGIES = pytest.mark.parametrize(
     ("strategy", "rules"),
     [
         pytest.param(EXACT, RULES, id="exact"),
-        pytest.param(Windows(steps=2), TWO_STEPS, id="windows"),
-        pytest.param(Windows(steps=2, strict_lanes=(2, 1, 1)), TWO_STEPS, id="strict windows"),
+        pytest.param(windows(steps=2), TWO_STEPS, id="windows"),
+        pytest.param(windows(steps=2, lanes=(2, 1, 1)), TWO_STEPS, id="strict windows"),
     ],
 )
 HAPPENS = (  # each must happen in some of a hundred seeds, else the simulation has become too easy

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
-from cuadrilla.sync.exact import Exact, ExactWorker
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.kinds import exact
 from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics
 from cuadrilla.sync.strategy import Sums
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
@@ -105,7 +106,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())
     worker = ExactWorker(models[2], strict=strict)
-    strategy, recipe = Exact(strict=strict), recipe_of(ConstantGradient)
+    strategy, recipe = exact(strict=strict), recipe_of(ConstantGradient)
     merge, redone = (strategy.merge(model, recipe) for model in models[:2])
     for version in (1, 2):
         worker.begin(SOME_LEASE)
@@ -120,7 +121,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
             k: (t.dtype, t.shape) for k, t in form.items()
         }
         reduced = merge.reduce([answer], planned_tokens=10)
-        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()}, steps=1)
+        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
         for one in (merge, redone):
             one.step(norm=reduced.norm, version=version, steps=1)
         worker.apply(merge.version(steps=1))

@@ -11,8 +11,9 @@ from cuadrilla.config import AdamWSection, SGDSection
 from cuadrilla.errors import TaskError
 from cuadrilla.link.base import Lease
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.strategy import Parameters, Recipe, Stepper, Sums
-from cuadrilla.sync.windows import SQUARE, STATE, Windows, WindowsMerge
+from cuadrilla.sync.kinds import windows
+from cuadrilla.sync.merge import Merger
+from cuadrilla.sync.strategy import SQUARE, STATE, Parameters, Recipe, Stepper, Sums
 from cuadrilla.train.optim import make_optimizer
 from tests.sessions import answer_of
 
@@ -32,7 +33,7 @@ def recipe(rates: list[float], optimizer: Callable[[Parameters], Stepper] = MOME
 
 
 def lane(
-    merge: WindowsMerge,
+    merge: Merger,
     *,
     gradient: float,
     tokens: int,
@@ -43,7 +44,7 @@ def lane(
 ) -> Answer:
     """The answer to a lease at version 8. Each step has `tokens` tokens, and each token has this gradient."""
     model, sums = nn.ParameterDict({"w": torch.zeros(merge.version(steps=STEPS)["w"].shape)}), Sums()
-    worker = Windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
+    worker = windows(steps=STEPS, bits=32).worker(model, recipe(rates, optimizer))
     worker.apply(merge.version(steps=STEPS))
     lease = Lease(lease_id=1, version=8, units=(0,), planned_tokens=80, steps=STEPS, parts=parts, whole=whole)
     worker.begin(lease)
@@ -65,7 +66,7 @@ def changed(answer: Answer, name: str, tensor: Tensor) -> Answer:
 @pytest.mark.parametrize("shape", [(3,), ()], ids=["a vector", "a scalar"])
 def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps(shape: tuple[int, ...]) -> None:
     model, rates = nn.ParameterDict({"w": torch.zeros(shape)}), list[float]()
-    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([]))
+    merge = windows(steps=STEPS, bits=32).merge(model, recipe([]))
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
     assert rates == 2 * [9, 10, 11, 12]
     merge.reduce(answers, planned_tokens=80)
@@ -83,7 +84,7 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps(sh
 def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> None:
     """Both lanes have the same gradient, so the result is AdamW's steps with it; only the squares are of the parts."""
     model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
-    merge = Windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
+    merge = windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
     merge.reduce(answers, planned_tokens=80)
     merge.step(norm=1.0, version=12, steps=STEPS)
@@ -103,7 +104,7 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
 
 def test_one_lane_with_adamw_is_adamw_alone() -> None:
     model, alone = (nn.ParameterDict({"w": torch.zeros(3)}) for _ in range(2))
-    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
+    merge = windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
     merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
     merge.step(norm=1.0, version=12, steps=STEPS)
     optimizer = ADAMW(alone)
@@ -115,7 +116,7 @@ def test_one_lane_with_adamw_is_adamw_alone() -> None:
 
 def test_a_lane_that_is_the_whole_window_is_taken_over_with_its_own_steps() -> None:
     model = nn.ParameterDict({"w": torch.zeros(3)})
-    merge = Windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
+    merge = windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
     answer = lane(merge, gradient=2.0, tokens=20, rates=[], optimizer=ADAMW, whole=True)
     assert merge.is_plausible(answer.contribution.tensors, num_units=1)
     merge.reduce([answer], planned_tokens=80)
@@ -127,13 +128,13 @@ def test_a_lane_that_is_the_whole_window_is_taken_over_with_its_own_steps() -> N
 
 
 def test_smaller_steps_have_the_rates_between_the_runs_steps() -> None:
-    merge, rates = Windows(steps=2, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([])), list[float]()
+    merge, rates = windows(steps=2, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([])), list[float]()
     lane(merge, gradient=2.0, tokens=20, rates=rates, whole=True, parts=2)
     assert rates == [8.5, 9.0, 9.5, 10.0]
 
 
 def test_one_of_several_that_claims_to_be_the_whole_window_is_bad() -> None:
-    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
+    merge = windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
     answers = [
         lane(merge, gradient=2.0, tokens=10, rates=[], optimizer=ADAMW, whole=whole) for whole in (False, True, False)
     ]
@@ -141,7 +142,7 @@ def test_one_of_several_that_claims_to_be_the_whole_window_is_bad() -> None:
 
 
 def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
-    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([]))
+    merge = windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([]))
     good = lane(merge, gradient=1.0, tokens=10, rates=[])
     bad = changed(good, f"{STATE}momentum_buffer.w", torch.tensor([0.0, float("nan"), 0.0]))
     assert merge.reduce([good, bad], planned_tokens=80).bad == (1,)
@@ -149,7 +150,7 @@ def test_a_state_that_is_no_number_is_found_though_the_weights_are() -> None:
 
 
 def test_a_negative_square_is_not_plausible() -> None:
-    merge = Windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
+    merge = windows(steps=STEPS, bits=32).merge(nn.ParameterDict({"w": torch.zeros(3)}), recipe([], ADAMW))
     good = lane(merge, gradient=1.0, tokens=10, rates=[], optimizer=ADAMW)
     assert merge.is_plausible(good.contribution.tensors, num_units=1)
     negative = changed(good, f"{SQUARE}w", torch.tensor([1.0, -1.0, 1.0]))
@@ -158,4 +159,4 @@ def test_a_negative_square_is_not_plausible() -> None:
 
 def test_running_statistics_are_refused() -> None:
     with pytest.raises(TaskError, match="BatchNorm"):
-        Windows(steps=STEPS, bits=32).worker(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), recipe([]))
+        windows(steps=STEPS, bits=32).worker(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), recipe([]))

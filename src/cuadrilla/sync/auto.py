@@ -17,20 +17,17 @@ Exact rounds and windows have the same state of record, so one can follow the ot
 the next round needs, and a worker sees from it which half to use. A resumed run begins with exact steps again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from cuadrilla.config import AutoSync, ExactSync, WindowsSync
-from cuadrilla.link.base import Tensors
 from cuadrilla.plan.predict import lengths, parts_alone, smaller_steps_teach, teaches
 from cuadrilla.plan.share import Pace, share_units
-from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
-from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.sync.strategy import MergeHalf, Parameters, Recipe, Strategy, trainable
-from cuadrilla.sync.windows import STATE, Windows
+from cuadrilla.sync.strategy import STATE, Parameters, Recipe, WorkerHalf, trainable
+from cuadrilla.sync.windows import WindowsWorker
 from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
 
 BETTER = 1.03
@@ -41,46 +38,6 @@ MEMORY_SECONDS = 600.0
 """How long the measurement of a length counts."""
 LITTLE = 0.05
 """Largest part of the time of the only member that its transfers may take in the rounds that are chosen for it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Auto:
-    """The strategy of `sync.kind = "auto"`. `window_bytes`: bytes sent in a window / bytes sent in an exact round."""
-
-    window_bytes: float = 1.0
-    moves_weights: bool = True
-
-    @classmethod
-    def of(cls, model: nn.Module, recipe: Recipe) -> "Auto":
-        """The strategy with the `window_bytes` of this model."""
-        exact, windows = (round_bytes(strategy_of(steps), model, recipe) for steps in (1, 2))
-        return cls(window_bytes=windows / exact)
-
-    def worker(self, model: nn.Module, recipe: Recipe) -> "AutoWorker":
-        return AutoWorker(model, recipe)
-
-    def merge(self, model: nn.Module, recipe: Recipe) -> "AutoMerge":
-        return AutoMerge(model, recipe)
-
-    def rounds(self) -> Rounds:
-        return AutoRounds(window_bytes=self.window_bytes)
-
-    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        return [form for steps in (1, 2) for form in strategy_of(steps).versions_like(model, recipe)]
-
-    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        return [form for steps in (1, 2) for form in strategy_of(steps).contributions_like(model, recipe)]
-
-
-def strategy_of(steps: int) -> Strategy:
-    """The strategy of a round of `steps` steps: exact for one, windows for more."""
-    return Windows(steps=steps) if steps > 1 else Exact()
-
-
-def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
-    """Bytes of a version and a contribution together."""
-    forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
-    return sum(tensor.nbytes for form in forms for tensor in form.values())
 
 
 class AutoWorker:
@@ -95,7 +52,8 @@ class AutoWorker:
 
     def _take(self, *, in_windows: bool) -> None:
         """Create the half for these rounds and use all its methods except `apply`, which may change the half."""
-        self._in_windows, self._half = in_windows, strategy_of(1 + in_windows).worker(self._model, self._recipe)
+        self._in_windows = in_windows
+        self._half: WorkerHalf = WindowsWorker(self._model, self._recipe) if in_windows else ExactWorker(self._model)
         self.begin, self.contribute = self._half.begin, self._half.contribute
         self.after_micro_step, self.local_step = self._half.after_micro_step, self._half.local_step
         self.collecting_statistics = self._half.collecting_statistics
@@ -105,42 +63,6 @@ class AutoWorker:
         if in_windows != self._in_windows:
             self._take(in_windows=in_windows)
         self._half.apply(version)
-
-
-class AutoMerge:
-    """The merge half of the open round: of exact steps or of windows. A change takes the optimizer's state along."""
-
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self._model, self._recipe = model, recipe
-        self._take(1)
-
-    def _take(self, steps: int) -> None:
-        """Create the half for rounds of `steps` steps and use its methods, except those that are defined below."""
-        strategy, self._in_windows = strategy_of(steps), steps > 1
-        self._names = [frozenset(form) for form in strategy.contributions_like(self._model, self._recipe)]
-        self._half = half = strategy.merge(self._model, self._recipe)
-        self.reduce, self.norms, self.update, self.step = half.reduce, half.norms, half.update, half.step
-        self.state_tensors, self.load_state_tensors = half.state_tensors, half.load_state_tensors
-
-    def _turn(self, steps: int) -> MergeHalf:
-        if (steps > 1) != self._in_windows:
-            state = self.state_tensors()
-            for parameter in trainable(self._model).values():
-                parameter.grad = None  # the other half would take a step with it
-            self._take(steps)
-            if state:
-                self.load_state_tensors(state)
-        return self._half
-
-    def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        return self._turn(steps).version(steps=steps)
-
-    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether a contribution has a form of the open round's strategy, and that strategy finds it plausible."""
-        return tensors.keys() in self._names and self._half.is_plausible(tensors, num_units=num_units)
-
-    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
-        self._turn(steps).load_update(update, steps=steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,14 +204,3 @@ class AutoRounds(Rounds):
 
 def _parts_alone(rules: Rules) -> int:
     return parts_alone(rules.units_per_step, step_tokens=rules.step_tokens, num_steps=rules.num_steps)
-
-
-def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module, recipe: Recipe) -> Strategy:
-    """`auto` becomes exact where only exact works: in strict mode, and for models with running statistics."""
-    match section:
-        case AutoSync(strict=False) if not statistics_of(model):
-            return Auto.of(model, recipe)
-        case ExactSync(strict=strict) | AutoSync(strict=strict):
-            return Exact(strict=strict)
-        case WindowsSync():
-            return Windows(steps=section.steps, bits=section.bits, strict_lanes=section.lanes if section.strict else ())

@@ -47,10 +47,10 @@ def compacted(
 
 
 def expanded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A compacted tensor in fp32."""
+    """A compacted tensor in fp32; one that was sent as it is, unchanged."""
     tensor = tensors[name]
     if SCALE + name not in tensors:
-        return tensor.float()
+        return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     blocks, scales = _in_blocks(tensor), tensors[SCALE + name].float().unsqueeze(1)
     if tensor.dtype == torch.int8:
         return _as(blocks * scales, tensor)

@@ -1,4 +1,4 @@
-"""The interface of a strategy, the object that `sync.kind` chooses. A strategy has three parts:
+"""The interface of a strategy's halves. A strategy (`kinds.py`), which `sync.kind` chooses, has three parts:
 
     worker half   the passes of a lease → a contribution        on every worker, with the worker's own model
     merge half    contributions → an update → the next version  on the coordinator, with the model of record
@@ -6,29 +6,25 @@
 
 "Of record" is the coordinator's state, from which versions and checkpoints are made. A strategy runs no passes (the
 training loop does) and sends nothing (the link does). A lease may hold many optimizer steps (`Lease.steps`).
-Contributions and versions are named tensors: sums of gradients, changes of weights, an optimizer's state.
+Contributions and versions are named tensors: sums of gradients, changes of weights, an optimizer's state. The prefix of
+a name says which; a weight, its change and a running statistic have none.
 
 Invariant: a contribution depends only on the last version applied and on the units of its lease. A worker half keeps
 nothing else, so any worker can compute any lease again.
 """
 
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Contribution, Lease, Tensors
+from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.work import Rounds
 
-OUTLIER_RATIO = 100.0
-"""An outlier has a norm of more than this many times the median of the others. Norms of honest contributions differ
-by much less, however few tokens one of them holds."""
+STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
+"""Name prefixes of tensors. Gradients and squares are sums, divided by the planned tokens."""
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -61,6 +57,16 @@ class Recipe:
     make_optimizer: Callable[[Parameters], Stepper]
     lr_factor: Callable[[float], float]
     clip_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forms:
+    """Tensors like those of a version, and like those of each contribution that may come to it: equal in names, dtypes
+    and shapes. Their values mean nothing.
+    """
+
+    version: Tensors
+    contributions: Sequence[Tensors]
 
 
 @dataclass(kw_only=True)
@@ -130,7 +136,7 @@ class MergeHalf(Protocol):
     def update(self) -> Mapping[str, Tensor]:
         """The prepared update as named tensors. The journal stores it, and `load_update` restores it."""
 
-    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None: ...
+    def load_update(self, update: Mapping[str, Tensor]) -> None: ...
 
     def step(self, *, norm: float, version: int, steps: int) -> float:
         """Apply the prepared update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
@@ -141,50 +147,6 @@ class MergeHalf(Protocol):
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
-class Strategy(Protocol):
-    """`moves_weights`: the worker half changes the parameters of its model. So it never shares the model of record,
-    not even in the coordinator's own process.
-    """
-
-    @property
-    def moves_weights(self) -> bool: ...
-
-    def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
-        """Raises TaskError for a model that this strategy would train wrongly."""
-
-    def merge(self, model: nn.Module, recipe: Recipe) -> MergeHalf: ...
-
-    def rounds(self) -> Rounds: ...
-
-    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Tensors with the names, dtypes and shapes of each form that a version may have. Their values mean nothing."""
-
-    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """The same for each form that a contribution may have on the wire."""
-
-
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name. Frozen parameters (`requires_grad` False) are never sent or changed."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def outliers(sizes: Sequence[float]) -> tuple[int, ...]:
-    """Indices of contributions whose norm is far above that of the others, most likely because of a flipped bit."""
-    found = []
-    for index, size in enumerate(sizes):
-        others = [other for i, other in enumerate(sizes) if i != index and other > 0]
-        if others and size > OUTLIER_RATIO * statistics.median(others):
-            found.append(index)
-    return tuple(found)
-
-
-def unusable(answers: Sequence[Answer], *, norm: float, norms: Callable[[], Sequence[float]]) -> tuple[int, ...]:
-    """Indices of the contributions that made the update's norm non-finite; none if it is finite."""
-    if math.isfinite(norm):
-        return ()
-    bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.contribution))
-    return bad or outliers(norms()) or tuple(range(len(answers)))
-
-
-def _all_finite(contribution: Contribution) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in contribution.tensors.values())

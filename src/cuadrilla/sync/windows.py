@@ -1,4 +1,4 @@
-"""Windows (local SGD): several optimizer steps on each machine, then one merge of weights and optimizer state.
+"""The worker half of windows (local SGD): several optimizer steps on each machine, then one merge (`merge.py`).
 
     worker:  start from the state of record; for each step of the lease: θ ← step(θ, mean gradient)  `local_step`
              contribution = (θ − θ of record, optimizer state), or for adaptive parameters
@@ -33,82 +33,26 @@ step of plain gradient descent the result is that of the exact strategy.
 lanes in their order. The weights then have one SHA-256 for any number of workers and any faults.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
-from cuadrilla.link.base import Contribution, Lease, Tensors
+from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync.compact import compacted, expanded, names_of
-from cuadrilla.sync.events import Answer
-from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.sync.strategy import (
-    Parameters,
-    Recipe,
-    Reduced,
-    Stepper,
-    Sums,
-    trainable,
-    unusable,
-)
-from cuadrilla.sync.work import Rounds
+from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Parameters, Recipe, Stepper, Sums, trainable
 
-STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
-"""Name prefixes of the tensors that are neither weights nor their changes."""
 SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
 """Name prefixes of squared gradients and their means."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """The strategy of `sync.kind = "windows"`; the module docstring explains it. `steps`: optimizer steps of a window.
-    `bits` of most numbers on the wire: 8 or 32. `strict_lanes`: relative sizes of the lanes; empty if not strict.
-    """
-
-    steps: int
-    bits: int = 8
-    strict_lanes: Sequence[float] = ()
-    moves_weights: bool = True
-
-    def worker(self, model: nn.Module, recipe: Recipe) -> "WindowsWorker":
-        strict = bool(self.strict_lanes)
-        return WindowsWorker(model, recipe, strict=strict, bits=self.bits)
-
-    def merge(self, model: nn.Module, recipe: Recipe) -> "WindowsMerge":
-        return WindowsMerge(model, recipe, bits=self.bits)
-
-    def rounds(self) -> Rounds:
-        if self.strict_lanes:
-            return LaneRounds(steps=self.steps, sizes=self.strict_lanes)
-        return Rounds(steps=self.steps)
-
-    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """A version's trainable parameters and optimizer state."""
-        params, optimizer = _unplaced(model, recipe)
-        return (_version(params, optimizer, bits=self.bits),)
-
-    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """The form of a lane, and with adaptive parameters a second form: that of a lane that is the whole window."""
-        params, optimizer = _unplaced(model, recipe)
-        adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
-        parts = (adaptive, {}) if adaptive else ({},)
-        return [_contribution(params, optimizer, gradients=each, squares=each, bits=self.bits) for each in parts]
-
-
-def _unplaced(model: nn.Module, recipe: Recipe) -> tuple[Parameters, Stepper]:
-    params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
-    return params, recipe.make_optimizer(params)
 
 
 class WindowsWorker:
     """The worker half. Raises TaskError for a model with running statistics, which are no weights."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool, bits: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool = False, bits: int = 8) -> None:
         if statistics_of(model):
             raise TaskError(
                 "windows do not merge the running statistics of BatchNorm",
@@ -130,7 +74,7 @@ class WindowsWorker:
         for name, parameter in self.params.items():
             parameter.copy_(self._record[name])
             parameter.grad = None
-        self._optimizer.load_state_tensors(_state_in(self._record))
+        self._optimizer.load_state_tensors(state_in(self._record))
         adaptive = [
             (name, self.params[name]) for name in self.params if name in self._optimizer.adaptive and not lease.whole
         ]
@@ -182,102 +126,21 @@ class WindowsWorker:
         self._record = {name: expanded(version, name).detach().to(place, copy=True) for name in names_of(version)}
 
 
-class WindowsMerge:
-    """The merge half. Its model's parameters and its optimizer's state are those of record."""
-
-    def __init__(self, model: nn.Module, recipe: Recipe, *, bits: int) -> None:
-        self._params, self._recipe, self._bits = trainable(model), recipe, bits
-        self._optimizer = recipe.make_optimizer(self._params)
-        self._mean: dict[str, Tensor] = {}
-
-    def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        del steps
-        return _version(self._params, self._optimizer, bits=self._bits)
-
-    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Compute the means, weighted by tokens and added in the order of `answers`. Gradients are divided by the
-        planned tokens already. If there are several answers, one that claims to be the whole window is bad.
-        """
-        claimed = tuple(i for i, answer in enumerate(answers) if self._is_whole(answer.contribution.tensors))
-        if claimed and len(answers) > 1:
-            return Reduced(norm=math.nan, bad=claimed)
-        tokens = sum(answer.contribution.tokens for answer in answers)
-        self._mean = {}
-        for name in names_of(answers[0].contribution.tensors):
-            mean = torch.zeros(answers[0].contribution.tensors[name].shape, device=self._place)
-            for answer in answers:
-                weight = answer.contribution.tokens / tokens
-                if name.startswith((GRADIENT, SQUARE)):
-                    weight = (planned_tokens / tokens) ** (2 if name.startswith(SQUARE) else 1)
-                mean.add_(expanded(answer.contribution.tensors, name).to(mean.device), alpha=weight)
-            self._mean[name] = mean.round_() if name.startswith(f"{STATE}step.") else mean  # equal integers
-        whole = float(nn.utils.get_total_norm(self._mean.values()))
-        norm = float(nn.utils.get_total_norm([self._mean[name] for name in self._direction_names(self._mean)]))
-        norm = norm if math.isfinite(whole) else whole
-        bad = unusable(answers, norm=norm, norms=lambda: self.norms(answers))
-        return Reduced(norm=norm, bad=bad)
-
-    def _is_whole(self, tensors: Tensors) -> bool:
-        return any(GRADIENT + name not in tensors for name in self._optimizer.adaptive)
-
-    def _direction_names(self, tensors: Tensors) -> list[str]:
-        """For each parameter the name of its gradient, or of its change if `tensors` hold no gradient of it."""
-        return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._params]
-
-    @property
-    def _place(self) -> torch.device:
-        return next(iter(self._params.values())).device
-
-    def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The norm of each contribution's changes and gradients; a gradient is scaled as if it had all tokens."""
-        total = sum(answer.contribution.tokens for answer in answers)
-        return [
-            self._norm(answer.contribution, total=total) if answer.contribution.tokens else 0.0 for answer in answers
-        ]
-
-    def _norm(self, said: Contribution, *, total: int) -> float:
-        names = self._direction_names(said.tensors)
-        scales = {name: total / said.tokens if name.startswith(GRADIENT) else 1.0 for name in names}
-        return float(nn.utils.get_total_norm([expanded(said.tensors, name).double() * scales[name] for name in names]))
-
-    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether no square is negative. Its root would be NaN on every worker for the rest of the run."""
-        del num_units
-        return all(bool((expanded(tensors, name) >= 0).all()) for name in tensors if name.startswith(SQUARES))
-
-    def update(self) -> Mapping[str, Tensor]:
-        return self._mean
-
-    def load_update(self, update: Mapping[str, Tensor], *, steps: int) -> None:
-        del steps
-        self._mean = dict(update)
-
-    @torch.no_grad()
-    def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Adopt the mean changes and state, and step the adaptive parameters. Returns the last step's `lr_factor`."""
-        del norm
-        adaptive = {name: p for name, p in self._params.items() if GRADIENT + name in self._mean}
-        for name, parameter in self._params.items():
-            if name in adaptive:
-                parameter.grad = self._mean[GRADIENT + name].to(parameter.device)
-            else:
-                parameter.add_(self._mean[name].to(parameter.device))
-        self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **_state_in(self._mean)})
-        squares = {name: self._mean[SQUARE + name].to(parameter.device) for name, parameter in adaptive.items()}
-        for step in range(version - steps + 1, version + 1) if adaptive else ():
-            self._optimizer.step(self._recipe.lr_factor(step), squares=squares)
-        for parameter in adaptive.values():
-            parameter.grad = None
-        return self._recipe.lr_factor(version)
-
-    def state_tensors(self) -> Mapping[str, Tensor]:
-        return self._optimizer.state_tensors()
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._optimizer.load_state_tensors(tensors)
+def window_forms(model: nn.Module, recipe: Recipe, *, bits: int) -> Forms:
+    """A version: trainable parameters and optimizer state. A contribution: that of a lane, and with adaptive parameters
+    also that of a lane that is the whole window.
+    """
+    params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
+    optimizer = recipe.make_optimizer(params)
+    adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
+    parts = (adaptive, {}) if adaptive else ({},)
+    return Forms(
+        version=window_version(params, optimizer, bits=bits),
+        contributions=[_contribution(params, optimizer, gradients=each, squares=each, bits=bits) for each in parts],
+    )
 
 
-def _version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> dict[str, Tensor]:
+def window_version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> dict[str, Tensor]:
     """The state of record in its form for the wire; with 32 bits the tensors themselves."""
     state = _named(optimizer.state_tensors())
     if bits == 32:
@@ -308,5 +171,6 @@ def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {STATE + name: tensor for name, tensor in state.items()}
 
 
-def _state_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def state_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimizer's state among these tensors, by its names in `Stepper.state_tensors`."""
     return {name.removeprefix(STATE): tensor for name, tensor in tensors.items() if name.startswith(STATE)}

@@ -12,10 +12,8 @@ from torch import nn
 from cuadrilla.config import Config
 from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.plan.predict import Workload
-from cuadrilla.sync.auto import round_bytes
-from cuadrilla.sync.exact import Exact
+from cuadrilla.sync.kinds import exact, round_bytes, windows
 from cuadrilla.sync.strategy import Recipe, trainable
-from cuadrilla.sync.windows import Windows
 from cuadrilla.train.setup import equip, make_task
 
 LEASE_SECONDS, LEASE_UNITS, NUM_LEASES = 2.0, 4096, 3
@@ -48,7 +46,7 @@ def measure(config: Config, folder: Path) -> Measured:
 
 
 def _measure(config: Config, folder: Path) -> Measured:
-    equipment = equip(config, make_task(config, folder), strategy=Exact())
+    equipment = equip(config, make_task(config, folder), strategy=exact())
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
     leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
     equipment.work(leases)
@@ -58,7 +56,7 @@ def _measure(config: Config, folder: Path) -> Measured:
         tokens_per_second=tokens_per_second,
         device=str(device),
         used_bytes=used,
-        saved_bytes=sum(t.nbytes for t in Windows(steps=2, bits=32).versions_like(model, recipe)[0].values()),
+        saved_bytes=sum(t.nbytes for t in windows(steps=2, bits=32).versions_like(model, recipe)[0].values()),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(
@@ -67,7 +65,7 @@ def _measure(config: Config, folder: Path) -> Measured:
             unit_tokens=length.unit_tokens,
             step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
             exact_bytes=round_bytes(equipment.strategy, model, recipe),
-            window_bytes=round_bytes(Windows(steps=2), model, recipe),
+            window_bytes=round_bytes(windows(steps=2), model, recipe),
         ),
     )
 

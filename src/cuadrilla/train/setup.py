@@ -28,10 +28,10 @@ from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
-from cuadrilla.sync.auto import make_strategy
 from cuadrilla.sync.coordinator import BEGINNING, Coordinator
+from cuadrilla.sync.kinds import Strategy, make_strategy
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Recipe, Strategy, trainable
+from cuadrilla.sync.strategy import Recipe, trainable
 from cuadrilla.train.checkpoint import check_shapes, list_checkpoints, model_tensors
 from cuadrilla.train.evaluate import evaluate, sample
 from cuadrilla.train.fingerprint import code_fingerprint

@@ -127,7 +127,7 @@ class Store:
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
-                self.merge.load_update(record.update, steps=header["steps"])
+                self.merge.load_update(record.update)
                 factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
                 row |= {"lr_factor": factor}
             state = {"version": version, "tokens": header["tokens"]}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
-from cuadrilla.sync.strategy import MergeHalf, Reduced, outliers
+from cuadrilla.sync.merge import outliers
+from cuadrilla.sync.strategy import MergeHalf, Reduced
 
 NON_FINITE, OUTLIER = Message("non-finite"), Message("outlier")
 

@@ -1,0 +1,109 @@
+"""The strategies that `sync.kind` names: which worker half, rounds and tensors each has. They share the merge half."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from cuadrilla.config import AutoSync, ExactSync, WindowsSync
+from cuadrilla.link.base import Tensors
+from cuadrilla.sync.auto import AutoRounds, AutoWorker
+from cuadrilla.sync.exact import ExactWorker, exact_forms
+from cuadrilla.sync.lanes import LaneRounds
+from cuadrilla.sync.merge import Merger
+from cuadrilla.sync.statistics import statistics_of
+from cuadrilla.sync.strategy import Forms, Recipe, WorkerHalf
+from cuadrilla.sync.windows import WindowsWorker, window_forms
+from cuadrilla.sync.work import Rounds
+
+WINDOWS_FROM = {"exact": math.inf, "windows": 0.0, "auto": 2.0}
+"""Rounds of at least this many steps are windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """`steps`: optimizer steps of a window. `bits` of most numbers of a window on the wire: 8 or 32. `lanes`: relative
+    sizes of the lanes of strict windows. `window_bytes`, for auto: bytes sent in a window / those of an exact round.
+    """
+
+    kind: Literal["exact", "windows", "auto"]
+    strict: bool = False
+    steps: int = 1
+    bits: int = 8
+    lanes: Sequence[float] = ()
+    window_bytes: float = 1.0
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether the worker half changes the parameters of its model. So it never shares the model of record, not even
+        in the coordinator's own process.
+        """
+        return self.kind != "exact"
+
+    def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
+        """Raises TaskError for a model that this strategy would train wrongly."""
+        match self.kind:
+            case "exact":
+                return ExactWorker(model, strict=self.strict)
+            case "windows":
+                return WindowsWorker(model, recipe, strict=self.strict, bits=self.bits)
+            case "auto":
+                return AutoWorker(model, recipe)
+
+    def merge(self, model: nn.Module, recipe: Recipe) -> Merger:
+        return Merger(model, recipe, windows_from=WINDOWS_FROM[self.kind], bits=self.bits)
+
+    def rounds(self) -> Rounds:
+        if self.kind == "auto":
+            return AutoRounds(window_bytes=self.window_bytes)
+        return LaneRounds(steps=self.steps, sizes=self.lanes) if self.lanes else Rounds(steps=self.steps)
+
+    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
+        """Tensors with the names, dtypes and shapes of each form that a version may have. Their values mean nothing."""
+        return [form.version for form in self._forms(model, recipe)]
+
+    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
+        """The same for each form that a contribution may have on the wire."""
+        return [tensors for form in self._forms(model, recipe) for tensors in form.contributions]
+
+    def _forms(self, model: nn.Module, recipe: Recipe) -> list[Forms]:
+        found = list[Forms]()
+        if self.kind != "windows":
+            found.append(exact_forms(model, strict=self.strict))
+        if self.kind != "exact":
+            found.append(window_forms(model, recipe, bits=self.bits))
+        return found
+
+
+def exact(*, strict: bool = False) -> Strategy:
+    return Strategy(kind="exact", strict=strict)
+
+
+def windows(*, steps: int, bits: int = 8, lanes: Sequence[float] = ()) -> Strategy:
+    """Windows of `steps` steps. With `lanes` they are strict."""
+    return Strategy(kind="windows", strict=bool(lanes), steps=steps, bits=bits, lanes=lanes)
+
+
+def auto(model: nn.Module, recipe: Recipe) -> Strategy:
+    """Exact steps and windows in turn, with the `window_bytes` of this model."""
+    window_bytes = round_bytes(windows(steps=2), model, recipe) / round_bytes(exact(), model, recipe)
+    return Strategy(kind="auto", window_bytes=window_bytes)
+
+
+def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
+    """Bytes of a version and a contribution together."""
+    forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
+    return sum(tensor.nbytes for form in forms for tensor in form.values())
+
+
+def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module, recipe: Recipe) -> Strategy:
+    """`auto` becomes exact where only exact works: in strict mode, and for models with running statistics."""
+    match section:
+        case AutoSync(strict=False) if not statistics_of(model):
+            return auto(model, recipe)
+        case ExactSync(strict=strict) | AutoSync(strict=strict):
+            return exact(strict=strict)
+        case WindowsSync():
+            return windows(steps=section.steps, bits=section.bits, lanes=section.lanes if section.strict else ())
