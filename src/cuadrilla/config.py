@@ -268,7 +268,7 @@ class CrewEngine(Section):
     """Relative speeds. One worker process is started on this machine for each; with [] it only coordinates."""
     devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
     """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".
-    auto: train.device, or each accelerator, and the processor where it helps."""
+    auto: train.device, or each accelerator, or the processor if there is none."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""
     """Practice: slow down the link of these processes, such as "100mbit+20ms" (empty: do not)."""
     lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0

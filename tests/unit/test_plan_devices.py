@@ -6,10 +6,10 @@ from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
 from cuadrilla.plan.devices import DeviceChoice, Use, card, choose_devices, uses_of
 
-CPU = Device(kind="cpu", index=0, name="a processor", gflops=500.0)
-CARDS = [Device(kind="cuda", index=index, name=f"card {index}", gflops=100_000.0) for index in range(2)]
+CPU = Device(kind="cpu", index=0, name="a processor")
+CARDS = [Device(kind="cuda", index=index, name=f"card {index}") for index in range(2)]
 SICK = Device(kind="cuda", index=2, name="old", error="PyTorch has no kernels for it", hint="another PyTorch")
-MAC = Device(kind="mps", index=0, name="M4", gflops=4_000.0)
+MAC = Device(kind="mps", index=0, name="M4")
 
 
 def chosen(
@@ -27,23 +27,15 @@ def test_auto_takes_every_card_that_is_well_and_says_what_it_leaves_out() -> Non
     assert labels(choice) == ["cuda:0", "cuda:1"]
     sick, slow = choice.notes
     assert sick == "without cuda:2: PyTorch has no kernels for it"
-    assert "the processor: it would add 0.2 % (measured)" in slow
-    assert "--devices cuda:0,cuda:1,cpu" in slow
+    assert slow == "without the processor; --devices cuda:0,cuda:1,cpu uses it"
 
 
-def test_auto_takes_the_processor_where_it_adds() -> None:
-    assert labels(chosen("auto", MAC, CPU)) == ["mps", "cpu"]
+def test_auto_takes_the_processor_only_without_an_accelerator() -> None:
+    assert labels(chosen("auto", MAC, CPU)) == ["mps"]
+    assert labels(chosen("mps,cpu", MAC, CPU)) == ["mps", "cpu"]
     assert labels(chosen("auto", MAC, CPU, strict=True)) == ["mps"]
     assert labels(chosen("auto", SICK, CPU)) == ["cpu"]
     assert labels(chosen("auto", CPU)) == ["cpu"]
-
-
-def test_what_could_not_be_measured_is_not_said_to_add_nothing() -> None:
-    """A card whose memory is full fails at the trial product."""
-    full = Device(kind="cuda", index=0, name="full", gflops=0.0)
-    choice = chosen("auto", full, CPU)
-    assert labels(choice) == ["cuda:0"]
-    assert "what it would add could not be measured" in choice.notes[0]
 
 
 def test_the_only_device_needs_no_name_and_has_all_cores() -> None:

@@ -47,8 +47,8 @@ DeviceList = Annotated[
     str,
     typer.Option(
         metavar="auto|DEVICE,…",
-        help="Devices to work with, one process for each: cuda:0,cuda:1,cpu (default: each accelerator, and "
-        "the processor where it helps).",
+        help="Devices to work with, one process for each: cuda:0,cuda:1,cpu (default: each accelerator, or "
+        "the processor if there is none).",
     ),
 ]
 ListenAddress = Annotated[

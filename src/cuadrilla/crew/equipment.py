@@ -47,7 +47,7 @@ def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, spe
 
 def choose_uses(wanted: str = "", *, threads: int = 0, config: Config | None = None) -> DeviceChoice:
     """Choose devices, with a worker for each. `wanted`: as in `--devices`; "" or auto: the run's `train.device`. If
-    that is auto, too, measurements decide. `threads` 0: all cores. Raises DeviceError for a missing or broken device.
+    that is auto, too, `choose_devices` decides. `threads` 0: all cores. Raises DeviceError for a missing or broken one.
     """
     named = "" if wanted == AUTO else wanted
     device = named or (config.train.device if config is not None else AUTO)

@@ -18,8 +18,7 @@ def torch(here: Here) -> Iterator[Finding]:
     if cpu.error:
         yield _broken(here, cpu.error, cpu.hint)
     else:
-        template = "PyTorch {version}; the processor computes {gflops:,.0f} GFLOP/s"
-        yield ok(Message(template, version=cpu.torch_version, gflops=cpu.gflops or 0))
+        yield ok(Message("PyTorch {version} computes on the processor", version=cpu.torch_version))
 
 
 def gpu(here: Here) -> Iterator[Finding]:

@@ -48,7 +48,6 @@ class Device:
     capability: Capability | None = None  # CUDA compute capability
     driver: str | None = None
     torch_version: str | None = None
-    gflops: float | None = None  # in matrix products of fp32 or bf16, whichever is faster
     error: str | None = None
     hint: str = ""
 
@@ -98,33 +97,34 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
 def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
     """The devices, from what the child printed; a pure function. `visible`: CUDA_VISIBLE_DEVICES."""
     driver = said.first("cards").get("driver")
-    tried = said.all("device")
-    devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in tried if row["kind"] != "cpu"]
+    accelerators = [row for row in said.all("device") if row["kind"] != "cpu"]
+    devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in accelerators]
     num_seen = sum(device.kind == "cuda" for device in devices)
     if visible is None and (said.fault or not num_seen):  # NVML and torch order cards alike
         cards = said.first("cards").get("gpus", [])[num_seen:]
         devices += [_unseen(card, num_seen + place, said, driver=driver) for place, card in enumerate(cards)]
     if visible is None or visible.strip() not in ("", "-1"):
         devices += _suspected({device.kind for device in devices}, said, facts)
-    speed = next((row.get("gflops") for row in tried if row["kind"] == "cpu"), None)
-    return [*devices, _cpu(said, facts, gflops=speed)]
+    return [*devices, _cpu(said, facts)]
 
 
-def _cpu(said: ProbeAnswer, facts: Facts, *, gflops: float | None) -> Device:
+def _cpu(said: ProbeAnswer, facts: Facts) -> Device:
     """The processor's row. If torch cannot be loaded at all, its error stands here."""
-    about, error, hint = said.first("torch"), None, ""
+    about, hint = said.first("torch"), ""
+    error = next((row["error"] for row in said.all("device") if row["kind"] == "cpu"), None)
     if about.get("error"):
         error, hint = Message("PyTorch cannot be loaded: {reason}", reason=str(about["error"])), HINT_INSTALL
     elif not about.get("version"):
         error = Message("PyTorch {fault}", fault=said.fault or Message("said nothing"))
         hint = HINT_SLOW if said.timed_out else HINT_INSTALL
+    elif error:
+        hint = HINT_INSTALL
     return Device(
         kind="cpu",
         index=0,
         name=facts.processor or facts.machine or Message("unknown processor"),
         memory_bytes=facts.memory_bytes,
         torch_version=about.get("version"),
-        gflops=gflops,
         error=error,
         hint=hint,
     )
@@ -159,7 +159,6 @@ def _accelerator(kind: Kind, row: Row, said: ProbeAnswer, *, driver: str | None,
         capability=_capability(row),
         driver=driver,
         torch_version=said.first("torch").get("version"),
-        gflops=row.get("gflops"),
         error=why[0],
         hint=why[1],
     )

@@ -8,7 +8,6 @@ asks NVML only, which takes 50 ms. It is small, since it imports none of our mod
 import contextlib
 import importlib
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing import Any
 CHILD = (sys.executable, "-P", "-m", "cuadrilla.host.probe")
 """-P: a file torch.py or json.py in the user's folder must not shadow the real one."""
 CARDS_CHILD = (*CHILD, "cards")
-SPEED_SECONDS = 0.1
 MAX_CARDS = 16
 NVIDIA = "0x10de"
 """NVIDIA's vendor number on the PCI bus."""
@@ -111,7 +109,7 @@ def tell_torch() -> None:
         tell_cards()
         return
     _emit("torch", version=str(torch.__version__), cuda=torch.version.cuda)
-    _emit("device", kind="cpu", index=0, **_try_out(torch, "cpu"))
+    _emit("device", kind="cpu", index=0, error=_try_out(torch, "cpu"))
     tell_cards()
     for kind, available, describe in (
         ("cuda", torch.cuda.is_available, _cuda_devices),
@@ -121,37 +119,20 @@ def tell_torch() -> None:
         _emit("begin", kind=kind)
         try:
             for index, fields in enumerate(describe(torch) if available() else ()):
-                _emit("device", kind=kind, index=index, **fields, **_try_out(torch, f"{kind}:{index}"))
+                _emit("device", kind=kind, index=index, **fields, error=_try_out(torch, f"{kind}:{index}"))
         except (RuntimeError, AssertionError, OSError) as error:
             _emit("problem", kind=kind, error=_first_line(error))
 
 
-def _try_out(torch: Any, device: str) -> dict[str, Any]:
-    """Compute a small product and its gradient, the only proof that a device works. Measure how fast it multiplies."""
+def _try_out(torch: Any, device: str) -> str | None:
+    """Compute a small product and its gradient, the only proof that a device works. Returns its error, if any."""
     try:
         x = torch.ones(8, 8, device=device, requires_grad=True)
         (x @ x).sum().backward()
         total = float(x.grad.sum())
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        return {"error": _first_line(error)}
-    if total != 1024.0:
-        return {"error": f"it computes wrongly: {total} instead of 1024"}
-    return {"error": None, "gflops": max(_gflops(torch, device, dtype) for dtype in ("float32", "bfloat16"))}
-
-
-def _gflops(torch: Any, device: str, dtype: str) -> float:
-    """GFLOP/s in matrix products of this type; 0 if the device lacks the type."""
-    size = 512 if device == "cpu" else 2048
-    try:
-        x = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
-        fastest, end = math.inf, time.monotonic() + SPEED_SECONDS
-        while time.monotonic() < end:  # the first products wake the device up
-            began = time.monotonic()
-            float((x @ x)[0, 0])  # reading a value waits for the product
-            fastest = min(fastest, time.monotonic() - began)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
-        return 0.0
-    return round(2 * size**3 / fastest / 1e9, 1)
+        return _first_line(error)
+    return None if total == 1024.0 else f"it computes wrongly: {total} instead of 1024"
 
 
 def _cuda_devices(torch: Any) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Chooses the devices of a machine that train, each with a process of its own, and their numbers of threads. Pure.
 
-`auto` takes every accelerator that works, and the processor only if that adds enough speed, as measured by products of
-matrices (`host/probe.py`). A note names each device that is left out.
+`auto` takes every accelerator that works, or the processor if there is none. A note names each device that is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,6 @@ from cuadrilla.link.base import MAX_DEVICES
 from cuadrilla.messages import Message
 
 AUTO = "auto"
-ADDS = 0.1
-"""A processor below this part of the accelerators' speed is left out, because it also has to feed them."""
 SEE = "see `cuadrilla doctor`"
 
 
@@ -97,14 +94,7 @@ def _all_usable(found: Sequence[Device], *, strict: bool) -> tuple[list[Device],
     if strict:
         return [device for device in usable if device.kind == usable[0].kind], tuple(notes)
     names = ",".join(device.label for device in usable)
-    if cpu.error or not cpu.gflops or not all(device.gflops for device in usable):
-        unknown = "without the processor: what it would add could not be measured; --devices {names},cpu uses it"
-        return usable, (*notes, Message(unknown, names=names))
-    adds = cpu.gflops / sum(device.gflops or 0.0 for device in usable)
-    if adds >= ADDS:
-        return [*usable, cpu], tuple(notes)
-    template = "without the processor: it would add {percent:.1f} % (measured); --devices {names},cpu uses it"
-    return usable, (*notes, Message(template, percent=100 * adds, names=names))
+    return usable, (*notes, Message("without the processor; --devices {names},cpu uses it", names=names))
 
 
 def _named(name: str, found: Sequence[Device]) -> Device:
