@@ -44,7 +44,7 @@ HAPPENS = (  # each must happen in some of a hundred seeds, else the simulation 
     "damaged checkpoints",
     "discarded",
     "hung",
-    "excluded for 10 minutes",
+    "excluded",
     "late messages of an old connection",
     "lost",
     "non-finite",

@@ -34,7 +34,7 @@ from cuadrilla.sync.events import (
     Tick,
 )
 from cuadrilla.sync.ledger import Ledger
-from cuadrilla.sync.membership import BAN_SECONDS, Membership, Rules, banned
+from cuadrilla.sync.membership import BANNED, Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
 
 COMPLETE = Message("the run is complete")
@@ -120,14 +120,12 @@ class Coordinator:
     def _join(self, worker: str, hello: Hello) -> list[Action]:
         actions = self._remove(worker) if worker in self.crew.members else []
         if reason := self.crew.admit(worker, hello):
-            stop = Stop(reason=reason, refused=True)
-            return [*actions, Send(worker=worker, message=stop), *self._go_on()]
+            return [*actions, Send(worker=worker, message=Stop(reason=reason, refused=True))]
         return [*actions, self.work.tell_version(worker), *self._go_on()]
 
     def _remove(self, worker: str) -> list[Action]:
-        self.crew.depart(worker)
         if worker not in self.crew.members:
-            return [] if self.crew.has_quorum else self._go_on()
+            return []
         self._remove_member(worker)
         return self._go_on()
 
@@ -204,5 +202,5 @@ class Coordinator:
         actions: list[Action] = []
         for worker in self.crew.ban(self.work.failed_alone(merge)):
             self._remove_member(worker)
-            actions.append(Send(worker=worker, message=Stop(reason=banned(BAN_SECONDS), refused=True)))
+            actions.append(Send(worker=worker, message=Stop(reason=BANNED, refused=True)))
         return actions

@@ -3,10 +3,9 @@
 A member's speed is measured by the coordinator's clock, from the lease to the answer. The member itself only says how
 much of that time was transfer, and a bound limits that.
 
-A node that fails units that others can compute is left out for ten minutes, from the second such round on.
+A node that fails units that others can compute is left out, from the second such round until the coordinator restarts.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,11 @@ from cuadrilla.plan.share import Pace
 from cuadrilla.sync.ledger import Grant
 
 MAX_FAILED_ROUNDS = 2
-BAN_SECONDS = 600.0
+BANNED = Message(
+    "excluded: its contributions were unusable in {rounds} rounds; to let it in again, restart the coordinator "
+    "(cuadrilla stop, then cuadrilla up RUN)",
+    rounds=MAX_FAILED_ROUNDS,
+)
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
@@ -28,6 +31,9 @@ MAX_TRANSFER_SHARE = 0.9
 """Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
 """A revoked lease counts as held for at least this long: a shorter time says nothing about its worker's speed."""
+UNKNOWN_SECONDS = 20.0
+"""Expected time of a lease as long as no member's speed is known: at least this, and twice the time to its last
+progress."""
 FIRST_PROGRESS_SECONDS = 600.0
 """A member has at least this long for its first pass, in which it may compile its model."""
 
@@ -71,36 +77,32 @@ class Member:
 class Membership:
     """`now`: set by the coordinator at each event. `members`: in the order in which they joined.
 
-    `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned_until`: for each
-    node, a time in terms of `now`. `environment`: that of the first member, in strict mode.
+    `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned`: nodes that are
+    left out for it. `environment`: that of the first member, in strict mode.
     """
 
     rules: Rules
     now: float = 0.0
     members: dict[str, Member] = field(default_factory=dict)
     failed_rounds: Counter[str] = field(default_factory=Counter)
-    banned_until: dict[str, float] = field(default_factory=dict)
+    banned: set[str] = field(default_factory=set)
     environment: dict[str, str] | None = None
     waiting_since: float | None = None
     has_quorum: bool = False
-    departed: set[str] = field(default_factory=set)
-    """Workers that were refused or left before the quorum was reached: the first round does not wait for them."""
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def admit(self, worker: str, hello: Hello) -> str:
         """Make a worker a member. Returns "", or why it is refused."""
         if reason := self._unsuitable(worker, hello.environment):
-            self.depart(worker)
             return reason
-        self.departed.discard(worker)
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
         return ""
 
     def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
         """Why this worker is refused, or "". In strict mode all environments must equal the first member's."""
-        if (seconds := self.banned_until.get(node_of(worker), self.now) - self.now) > 0:
-            return banned(seconds)
+        if node_of(worker) in self.banned:
+            return BANNED
         if different := _differing(self.rules.fingerprint, environment):
             template = "its program differs from the coordinator's: {different}; all machines need the same version"
             return Message(template, different=_joined(different))
@@ -112,17 +114,11 @@ class Membership:
                 return Message(template, different=_joined(different[:3]))
         return ""
 
-    def depart(self, worker: str) -> None:
-        """Do not wait for this worker any more."""
-        if not self.has_quorum:
-            self.departed.add(worker)
-
     def note_quorum(self) -> bool:
         """Whether the first round can begin: enough members have joined, or the wait is over."""
         if not self.has_quorum and self.members:
             since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
-            expected = self.rules.quorum - len(self.departed)
-            self.has_quorum = len(self.members) >= expected or self.now - since >= self.rules.quorum_seconds
+            self.has_quorum = len(self.members) >= self.rules.quorum or self.now - since >= self.rules.quorum_seconds
         return self.has_quorum
 
     # -- signs of life -------------------------------------------------------------------------------------------------
@@ -144,9 +140,8 @@ class Membership:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
         if rules.hung_after_seconds is None or lease is None:
             return ""
-        last, expected = max(member.progress_at, lease.at), self.expected_seconds(lease)
-        idle, known = self.now - last, last - lease.at if math.isinf(expected) else expected
-        limit = max(rules.hung_after_seconds, HUNG_FACTOR * known)
+        idle = self.now - max(member.progress_at, lease.at)
+        limit = max(rules.hung_after_seconds, HUNG_FACTOR * self.expected_seconds(lease))
         if not member.micro_steps:
             limit = max(limit, FIRST_PROGRESS_SECONDS)
         return Message("hung: no progress for {seconds:.1f} s", seconds=idle) if idle > limit else ""
@@ -154,9 +149,9 @@ class Membership:
     # -- speed ---------------------------------------------------------------------------------------------------------
 
     def expected_seconds(self, lease: Grant) -> float:
-        """Expected seconds from grant to answer; infinite as long as no member is measured."""
+        """Expected seconds from grant to answer."""
         if not any(member.measurements for member in self.members.values()):
-            return math.inf
+            return max(UNKNOWN_SECONDS, 2 * (self.members[lease.worker].progress_at - lease.at))
         return self.paces()[lease.worker].seconds(len(lease.units))
 
     def speeds(self) -> dict[str, float]:
@@ -217,19 +212,13 @@ class Membership:
             if self.failed_rounds[node] < MAX_FAILED_ROUNDS or not self.members.keys() - own - set(sent_away):
                 continue
             del self.failed_rounds[node]
-            self.banned_until[node] = self.now + BAN_SECONDS
+            self.banned.add(node)
             sent_away.extend(sorted(own))
         return sent_away
 
     def of_node(self, worker: str) -> set[str]:
         """The worker and all members of its node: they share one token."""
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
-
-
-def banned(seconds: float) -> Message:
-    """The message that a node may not take part for this long."""
-    template = "excluded for {minutes} minutes: its contributions were unusable in {rounds} rounds"
-    return Message(template, minutes=math.ceil(seconds / 60), rounds=MAX_FAILED_ROUNDS)
 
 
 def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:

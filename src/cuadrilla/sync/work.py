@@ -12,7 +12,7 @@ from cuadrilla.link.base import Lease, Version
 from cuadrilla.plan.share import Pace, share_units
 from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
 from cuadrilla.sync.ledger import Grant, Ledger
-from cuadrilla.sync.membership import HUNG_FACTOR, MIN_MEASUREMENTS, Membership, Rules
+from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
 ALONE = 0
 """In the place of a round's number of steps: the fastest machine trains alone. 1 is an exact step, more is a window."""
@@ -21,8 +21,6 @@ PROBE_COST = 0.02
 """Measuring members that have no share takes at most this part of the time, for all of them together."""
 LATE_FACTOR, MIN_LATE_SECONDS = 1.5, 0.5
 """A lease is late after this many times its expected time, and at least this time: idle members get its units, too."""
-UNKNOWN_LATE_SECONDS = 30.0
-"""A lease is late after this time, as long as no member's speed is known."""
 
 
 @dataclass(kw_only=True)
@@ -102,16 +100,9 @@ class Work:
 
     def late(self) -> list[Grant]:
         """Leases that take too long: their units may be leased a second time."""
-        return [lease for lease in self.ledger.leases.values() if self._is_late(lease)]
-
-    def _is_late(self, lease: Grant) -> bool:
-        member, expected = self.crew.members[lease.worker], self.crew.expected_seconds(lease)
-        if math.isinf(expected):  # no speed is known, only the time to the member's last progress
-            known = max(0.0, member.progress_at - lease.at)
-            limit = max(UNKNOWN_LATE_SECONDS, HUNG_FACTOR * known)
-        else:
-            limit = max(MIN_LATE_SECONDS, LATE_FACTOR * expected)
-        return self.crew.now - lease.at > limit
+        now, expected = self.crew.now, self.crew.expected_seconds
+        leases = self.ledger.leases.values()
+        return [lease for lease in leases if now - lease.at > max(MIN_LATE_SECONDS, LATE_FACTOR * expected(lease))]
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
