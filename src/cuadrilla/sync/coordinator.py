@@ -131,7 +131,7 @@ class Coordinator:
 
     def _remove_member(self, worker: str) -> None:
         del self.crew.members[worker]
-        self.work.ledger.release(worker)
+        self.work.ledger.end(worker=worker)
 
     def _note_progress(self, worker: str, progress: Progress) -> list[Action]:
         if self.crew.hear(worker, progress):

@@ -40,7 +40,7 @@ class LaneRounds(Rounds):
             soonest = min(able, key=lambda worker: (ready[worker] + paces[worker].seconds(len(lane)), worker))
             ready[soonest] += paces[soonest].seconds(len(lane))
             chosen.setdefault(soonest, lane)
-        return [action for worker in idle if worker in chosen for action in work.grant_units(worker, chosen[worker])]
+        return [action for worker in idle if worker in chosen for action in work.grant(worker, chosen[worker])]
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
         """Always: a lane is never split, or the bits would depend on who computed it."""
@@ -60,7 +60,7 @@ class LaneRounds(Rounds):
         once, granted = work.ledger.held_by_one(), list[Action]()
         late = [lease for lease in work.late() if once.issuperset(lease.units)]
         for worker, lease in zip(idle, late, strict=False):
-            granted += [Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant_units(worker, lease.units)]
+            granted += [Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant(worker, lease.units)]
         return granted
 
 

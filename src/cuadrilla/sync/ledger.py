@@ -2,12 +2,12 @@
 
     free ──grant──▶ leased(worker, ...) ──count──▶ counted
       ▲                  │
-      └──release, revoke───┘
+      └────────end─────────┘
 
 A run is an endless sequence of units 0, 1, 2, ... `Ledger` opens them in order, and remembers only open units that are
 not counted. If a lease is late, another worker may get its units as well, and the first answer counts.
-Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease was released, or
-if one of its units was counted meanwhile.
+Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease has ended: its
+worker was lost, or one of its units was counted meanwhile.
 """
 
 from collections import Counter
@@ -64,10 +64,10 @@ class Ledger:
         self.uncounted.difference_update(lease.units)
         return self.leases.pop(lease_id)
 
-    def revoke(self, units: Iterable[int]) -> list[Grant]:
-        """End every lease that holds one of these units, which were just counted. Its other units become free."""
-        counted = set(units)
-        ended = [lease for lease in self.leases.values() if not counted.isdisjoint(lease.units)]
+    def end(self, *, worker: str | None = None, units: Iterable[int] = ()) -> list[Grant]:
+        """End all leases of this worker, and all that hold one of these units. Their uncounted units become free."""
+        gone = set(units)
+        ended = [lease for lease in self.leases.values() if lease.worker == worker or gone.intersection(lease.units)]
         for lease in ended:
             del self.leases[lease.lease_id]
         return ended
@@ -80,10 +80,3 @@ class Ledger:
     def held_by(self, worker: str) -> list[Grant]:
         """The leases of a worker, the oldest first."""
         return [lease for lease in self.leases.values() if lease.worker == worker]
-
-    def release(self, worker: str) -> list[Grant]:
-        """End all leases of a worker: no answer is expected any more."""
-        released = self.held_by(worker)
-        for lease in released:
-            del self.leases[lease.lease_id]
-        return released

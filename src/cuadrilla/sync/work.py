@@ -74,13 +74,10 @@ class Work:
             own = {worker} if len(own) > 1 else set()
         return {unit for unit, failed in self.failures.items() if not own.isdisjoint(failed)}
 
-    def grant(self, worker: str, count: int, *, exclude: Iterable[int] = ()) -> list[Action]:
-        """Lease the first `count` free units that are not in `exclude`; no action if there is none."""
-        units = sorted(self.ledger.free.difference(exclude))[:count]
-        return self.grant_units(worker, units) if units else []
-
-    def grant_units(self, worker: str, units: Sequence[int]) -> list[Action]:
-        """Lease these units, which another worker may also hold."""
+    def grant(self, worker: str, units: Sequence[int]) -> list[Action]:
+        """Lease these units, which another worker may also hold; no action if there is none."""
+        if not units:
+            return []
         grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
         whole = len(grant.units) == self.steps * self.rules.units_per_step
         parts = self.parts if whole else 1
@@ -108,7 +105,7 @@ class Work:
 
     def revoke(self, units: Iterable[int]) -> None:
         """End all other leases of these units: they are counted, and another answer is not wanted."""
-        self.crew.note_revoked(self.ledger.revoke(units))
+        self.crew.note_revoked(self.ledger.end(units=units))
 
     def fail(self, grant: Grant, *, is_smallest: bool) -> None:
         """A contribution is unusable: its units are free again. They are skipped if they failed as often as
@@ -123,7 +120,7 @@ class Work:
     def skip(self, units: Sequence[int]) -> None:
         """Count these units as empty."""
         self.ledger.uncounted.difference_update(units)
-        self.ledger.revoke(units)
+        self.ledger.end(units=units)
         self.skipped.update(units)
 
     def merge(self) -> Merge:
@@ -180,9 +177,10 @@ class Rounds:
         for worker in idle:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
             count = 1 if work.failures.keys() & work.ledger.free else count
-            actions.extend(work.grant(worker, size * count, exclude=work.failed_by(worker)))
+            able = work.ledger.free - work.failed_by(worker)
+            actions.extend(work.grant(worker, sorted(able)[: size * count]))
         if work.ledger.free and not work.ledger.leases:  # every idle member failed these units: try once more
-            actions.extend(work.grant(idle[0], size))
+            actions.extend(work.grant(idle[0], sorted(work.ledger.free)[:size]))
         return actions
 
     def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
@@ -195,9 +193,8 @@ class Rounds:
         shares = share_units(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
             chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
-            if chosen:
-                units = [unit for unit in units if unit not in chosen]
-                granted.extend(work.grant_units(worker, chosen))
+            units = [unit for unit in units if unit not in chosen]
+            granted.extend(work.grant(worker, chosen))
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
 
     def due(self, work: Work) -> Merge | None:
