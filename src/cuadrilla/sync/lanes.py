@@ -27,20 +27,18 @@ class LaneRounds(Rounds):
     sizes: Sequence[float]
 
     def deal(self, work: Work) -> list[Action]:
-        """Plan each free lane, the largest first, for the member that finishes it soonest; lease to those now idle."""
-        idle, free = work.idle(), work.ledger.free
-        if not idle:
-            return []
-        lanes = [lane for lane in self.lanes(work) if free.issuperset(lane)]
-        if not lanes:
+        """Lease a free lane to each idle member: the largest to the fastest."""
+        idle, free, actions = work.idle(), work.ledger.free, list[Action]()
+        lanes = sorted((lane for lane in self.lanes(work) if free.issuperset(lane)), key=len, reverse=True)
+        if not idle or not lanes:
             return self._again(work, idle)
-        ready, paces, chosen = _seconds_to_ready(work), work.crew.paces(), dict[str, range]()
-        for lane in sorted(lanes, key=len, reverse=True):
-            able = [worker for worker in ready if work.failed_by(worker).isdisjoint(lane)] or list(ready)
-            soonest = min(able, key=lambda worker: (ready[worker] + paces[worker].seconds(len(lane)), worker))
-            ready[soonest] += paces[soonest].seconds(len(lane))
-            chosen.setdefault(soonest, lane)
-        return [action for worker in idle if worker in chosen for action in work.grant(worker, chosen[worker])]
+        for worker in idle:
+            if able := [lane for lane in lanes if work.failed_by(worker).isdisjoint(lane)]:
+                lanes.remove(able[0])
+                actions += work.grant(worker, able[0])
+        if not work.ledger.leases:  # every idle member failed these lanes: try once more
+            actions += work.grant(idle[0], lanes[0])
+        return actions
 
     def is_smallest(self, grant: Grant, work: Work) -> bool:
         """Always: a lane is never split, or the bits would depend on who computed it."""
@@ -62,12 +60,3 @@ class LaneRounds(Rounds):
         for worker, lease in zip(idle, late, strict=False):
             granted += [Late(worker=lease.worker, lease_id=lease.lease_id), *work.grant(worker, lease.units)]
         return granted
-
-
-def _seconds_to_ready(work: Work) -> dict[str, float]:
-    """Seconds until each member has answered its leases. A late lease counts as needing as long again as it is late."""
-    ready = dict.fromkeys(work.crew.members, 0.0)
-    for lease in work.ledger.leases.values():
-        expected = work.crew.paces()[lease.worker].seconds(len(lease.units))
-        ready[lease.worker] += abs(expected - (work.crew.now - lease.at))
-    return ready

@@ -61,9 +61,9 @@ class Work:
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def idle(self) -> list[str]:
-        """Members that hold no lease, in the order in which they joined."""
-        busy = {lease.worker for lease in self.ledger.leases.values()}
-        return [worker for worker in self.crew.members if worker not in busy]
+        """Members that hold no lease, the fastest first."""
+        busy, speeds = {lease.worker for lease in self.ledger.leases.values()}, self.crew.speeds()
+        return sorted(speeds.keys() - busy, key=lambda worker: (-speeds[worker], worker))
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that another member should compute: those that this worker's node failed, or those that this worker
@@ -164,9 +164,7 @@ class Rounds:
 
     def deal(self, work: Work) -> list[Action]:
         """Lease each idle member its share of the free units; units that failed before, one group at a time."""
-        free = work.ledger.free
-        speeds = work.crew.speeds()
-        idle = sorted(work.idle(), key=lambda name: (-speeds[name], name))
+        idle, free = work.idle(), work.ledger.free
         if not idle or not free:
             return self._back_up_late(work, idle)
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
