@@ -37,7 +37,7 @@ class ExactWorker:
 
     def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
         self.params: Parameters = trainable(model)
-        self._statistics = UnitStatistics(model, strict=strict)
+        self._statistics = UnitStatistics(model)
         self.one_unit_per_micro_step = strict or bool(self._statistics)  # BatchNorm normalises over one unit
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}

@@ -15,10 +15,9 @@ one that is not finite, makes the contribution invalid.
 
 During a pass a module writes into tensors of the worker, since a worker alone shares those of record with the
 coordinator. For the pass its momentum is None and its count begins at 0, so it keeps the mean over its calls in the
-pass. Most modules are called once; shared layers, and those that gradient checkpointing computes twice, several times.
-If the first pass calls a module once, its momentum is 1 from then on. The numbers are the same, but None would make
-torch.compile break its graph there. A module that a pass does not call, or that is in evaluation mode (frozen), adds
-nothing. A module without any unit in a version keeps its statistics.
+pass: shared layers, and those that gradient checkpointing computes twice, are called several times. With
+a momentum of None, torch.compile breaks its graph at the module. A module that a pass does not call, or that is in
+evaluation mode (frozen), adds nothing. A module without any unit in a version keeps its statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +25,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from cuadrilla.errors import TaskError
 from cuadrilla.messages import Message
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 VALUES = ("running_mean", "running_var")
 COUNT = "num_batches_tracked"
 PART = 2.0**46
@@ -44,7 +42,7 @@ def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
     for name, module in model.named_modules():
         if not getattr(module, "track_running_stats", False):
             continue
-        if not isinstance(module, BATCH_NORMS) or any(getattr(module, key) is None for key in (*VALUES, COUNT)):
+        if not isinstance(module, BatchNorm) or any(getattr(module, key) is None for key in (*VALUES, COUNT)):
             raise TaskError(
                 "{name} ({kind}) keeps running statistics that cannot be merged",
                 name=name or Message("the model"),
@@ -73,13 +71,11 @@ def sums_like(model: nn.Module) -> dict[str, Tensor]:
 
 
 class UnitStatistics:
-    """The worker half. `strict`: momentum stays None, so that every pass runs the same instructions."""
+    """The worker half."""
 
-    def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
-        self._strict = strict
+    def __init__(self, model: nn.Module) -> None:
         self._modules = batch_norms(model)
         self._own = {name: _own_tensors(module) for name, module in self._modules.items()}
-        self._momentum: dict[str, float | None] = {}
         self._zeros = sums_like(model)
         self.record = statistics_of(model)
         self.begin()
@@ -106,29 +102,17 @@ class UnitStatistics:
                     tensor.zero_()
                 if module.training:
                     replaced.append((module, {key: getattr(module, key) for key in (*own, "momentum")}))
-                    _assign(module, {**own, "momentum": self._momentum.get(name)})
+                    _assign(module, {**own, "momentum": None})
             yield
         finally:
             for module, before in replaced:
                 _assign(module, before)
 
     def add(self) -> bool:
-        """Add the statistics of the last pass. If a value is not finite or too large, nothing is added: False.
-
-        Raises TaskError for a module that is called several times although the first pass called it once.
-        """
-        called = {name: num_calls for name, own in self._own.items() if (num_calls := int(own[COUNT]))}
+        """Add the statistics of the last pass. If a value is not finite or too large, nothing is added: False."""
+        called = [name for name, own in self._own.items() if int(own[COUNT])]
         if not called:
             return True
-        for name, num_calls in called.items():
-            first = 1.0 if num_calls == 1 and not self._strict else None
-            if self._momentum.setdefault(name, first) is not None and num_calls > 1:
-                raise TaskError(
-                    "{name} was called once in an earlier pass and {num_calls} times in this one",
-                    name=name,
-                    num_calls=num_calls,
-                    hint="only the last call's statistics would count: use a separate BatchNorm for each call",
-                )
         measured = {_full(name, key): self._own[name][key] for name in called for key in VALUES}
         values = torch.cat([*measured.values()]).cpu().double()  # one copy from the device, not one for each module
         whole = values.trunc()
