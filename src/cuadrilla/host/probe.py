@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
