@@ -42,8 +42,8 @@ class ShownDashboard:
 
 
 @contextmanager
-def shown(*places: Path, queue: Path | None = None) -> Iterator[ShownDashboard]:
-    dashboard = Dashboard(Runs(places, queue=queue))
+def shown(*places: Path) -> Iterator[ShownDashboard]:
+    dashboard = Dashboard(Runs(places))
     with listening(Edge(dashboard.app, key=TOKEN, open_to_all=WITHOUT_TOKEN)) as url:
         try:
             yield ShownDashboard(url, dashboard)

@@ -39,7 +39,6 @@ class Home:
         self.invites = self.crew / "invites"
         self.cache = path / "cache"
         self.jobs = path / "jobs"  # runs that this machine trains for others, until they end
-        self.queue = path / "queue"  # runs that wait for a machine of this machine's crew
 
     @classmethod
     def of_user(cls) -> "Home":

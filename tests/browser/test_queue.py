@@ -4,7 +4,6 @@ One run has a name that contains HTML. It is endless until it is stopped, so the
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,58 +19,45 @@ from tests.searches import WrittenSearch
 from tests.watched import WrittenCrew
 
 NAME = HOSTILE.replace("/", "_")
-STEP = "data.jobs[0].step"
 ROWS = "document.querySelectorAll('#crew .jobs tbody tr').length"
-FIRST_STATE = "document.querySelector('#crew .jobs tbody .badge')?.innerText"
-
-
-@pytest.fixture
-def work(coordinator: Machine, stories: Path, tmp_path: Path) -> "subprocess.Popen[str]":
-    """A process that hands out an endless run and a run of forty steps."""
-    for run in (language_run(tmp_path / NAME, stories), language_run(tmp_path / "dos", stories, steps=40)):
-        coordinator.run("queue", "add", str(run.path), code=0)
-    process = coordinator.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", "--until-empty")
-    wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
-    return process
 
 
 def test_a_queue_that_is_handed_out(
-    tab: Tab, coordinator: Machine, ana: Machine, work: "subprocess.Popen[str]", tmp_path: Path
+    tab: Tab, coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path
 ) -> None:
-    """The page follows the queue by itself, from the first machine until all runs have ended. Names stay text."""
-    WrittenCrew(folder=tmp_path / "shown" / "otra", speeds={"luis": 1.0}, rounds=5).write()
-    with shown(tmp_path / "shown", queue=Home(coordinator.home).queue) as dashboard:
+    """The page follows the machines of a queue, and its runs beside them. Names stay text."""
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    language_run(folder / NAME, stories)
+    language_run(folder / "dos", stories, steps=40)
+    (folder / "queue.txt").write_text(f"{NAME}\ndos\n")
+    work = coordinator.start("queue", str(folder / "queue.txt"), "--listen", "127.0.0.1:0", "--not-here")
+    wait_for(lambda: Home(coordinator.home).open_file.exists(), work)
+    with shown(folder) as dashboard:
         tab.open(dashboard.link)
         tab.until(TOLD)
-        tab.choose("#run", "queue")
-        tab.until(f"{ROWS} === 2 && document.getElementById('state').innerText === 'running'")
-        assert texts(tab, "#crew .jobs .first") == [NAME, "dos"]
-        assert texts(tab, "#crew .jobs .badge") == ["waiting", "waiting"]
+        tab.choose("#run", "queue.crew")
+        tab.until("document.getElementById('state').innerText === 'running'")
         working = ana.start("join", "--name", "ana", says=invite(coordinator))
-        tab.until(f"{FIRST_STATE} === 'running' && {STEP} > 0")
-        before = tab.value(STEP)
-        tab.value("document.querySelector('#crew .jobs button').focus()")
-        tab.until(f"{STEP} > {before}")
-        assert tab.value("document.activeElement.textContent") == NAME, "a row that is drawn again keeps the keyboard"
-        tab.until("document.querySelector('#crew .machines .job')?.innerText.length > 0")
-        assert texts(tab, "#crew .machines .name") == ["ana"]
-        assert NAME in tab.text("#crew .machines .job")
-        tab.until("data.crew[0].usage?.cpu_percent >= 0")
-        tab.press("Enter")
-        tab.until(f"tab === 'train' && document.title.startsWith({json.dumps(NAME)})")
-        tab.until("document.querySelectorAll('#train canvas').length > 0")
-        assert tab.value("document.activeElement.id") == "tab-train"
         go(tab, "crew")
-        tab.choose("#run", "queue")
-        assert coordinator.run("queue", "stop", str(tmp_path / NAME)).returncode == 0
-        tab.until(f"{FIRST_STATE} === 'stopped'")
-        tab.until("data.jobs.every(({ state }) => ['stopped', 'complete'].includes(state))")
+        tab.until("document.querySelectorAll('#crew .machines .name').length === 1")
+        assert texts(tab, "#crew .machines .name") == ["ana"]
+        tab.until("data.crew[0].usage?.cpu_percent >= 0")
+        tab.choose("#run", NAME)
+        go(tab, "train")
+        tab.until(f"document.title.startsWith({json.dumps(NAME)}) && data.head.version > 0")
+        tab.until("document.querySelectorAll('#train canvas').length > 0")
+        tab.choose("#run", "queue.crew")
+        (folder / "queue.txt").write_text("dos\n")
         assert work.wait(timeout=60) == 0
         assert working.wait(timeout=60) == 0
-        tab.until("document.getElementById('state').innerText !== 'running'")
-        assert "2 / 2" in tab.text("#figures")
-        assert "40 / 40" in texts(tab, "#crew .jobs tbody tr")[1]
-        assert tab.value("document.querySelector('#crew .machines tr.gone .name').innerText.trim()") == "ana"
+        tab.until("document.getElementById('state').innerText === 'complete'")
+        go(tab, "crew")
+        tab.until("document.querySelector('#crew .machines tr.gone .name').innerText.trim() === 'ana'")
+        go(tab, "runs")
+        tab.until(
+            "runs.every(({ key, state }) => state === (key === 'queue.crew' || key === 'dos' ? 'complete' : 'stopped'))"
+        )
         assert tab.value("document.querySelectorAll('img, main script, main iframe').length") == 0
         assert tab.value("window.owned") is None
 

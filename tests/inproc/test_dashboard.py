@@ -12,7 +12,6 @@ from urllib.parse import quote
 import pytest
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.rundir import append_event, write_json
 from tests.dashboards import TOKEN, ShownDashboard, shown
@@ -102,22 +101,16 @@ def test_nothing_is_changed_but_notes(dashboard: ShownDashboard, crew: WrittenCr
 
 
 def test_who_may_be_stopped(tmp_path: Path) -> None:
-    """A run can be stopped that a process of this machine trains by itself; a run of the queue cannot."""
+    """A run can be stopped that a process of this machine trains."""
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=2, state="running").write()
-    queue = RunQueue(tmp_path / "queue")
-    queued = queue.add(run)
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(run.lock)], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            runs = Runs([tmp_path / "casa"], queue=tmp_path / "queue")
+            runs = Runs([tmp_path / "casa"])
             assert not runs.summaries()[0]["stops"]  # the process that holds the lock does not coordinate
             write_json(run.status, {"state": "running", "pid": process.pid})
             assert runs.summaries()[0]["stops"]
-            queue.note(queued, "running")
-            assert not runs.stop("casa")
-            queue.note(queued, "waiting")
-            assert runs.names() == ["casa", "queue"]
             assert runs.stop("casa")
             assert process.wait(timeout=60) == -signal.SIGTERM
         finally:

@@ -15,5 +15,5 @@ def test_a_command_that_has_not_begun_says_that_it_was_interrupted(monkeypatch: 
         return Home(Path())
 
     monkeypatch.setattr(Home, "of_user", interrupted)
-    done = cuadrilla("queue")
+    done = cuadrilla("invite")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

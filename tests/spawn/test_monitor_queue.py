@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from cuadrilla.home import Home
-from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.rundir import FolderLock, make_private, write_json
+from cuadrilla.rundir import FolderLock, RunDir, append_event, make_private, write_json
 from tests.commands import run_program
 from tests.inside import cuadrilla
 from tests.watched import WrittenCrew
@@ -55,14 +54,15 @@ def monitored(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def test_it_needs_no_torch(home: Home, tmp_path: Path) -> None:
     """Also on a machine that hands out runs of a queue."""
-    queue = RunQueue(home.queue)
-    run = WrittenCrew(folder=tmp_path / "uno", speeds={"x": 1.0}, rounds=5).write()
-    queue.note(queue.add(run), "running", place="place-1")
-    write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(home.queue)})
+    folder = RunDir(tmp_path / "queue.crew")
+    make_private(folder.path)
+    append_event(folder.events, "joined", worker="ana")
+    write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(folder.path)})
     code = (
         "import sys; from cuadrilla.cli.app import run; code = run()\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
     )
-    with FolderLock(home.queue / "lock", purpose="a test"):
+    with FolderLock(folder.lock, purpose="a test"):
         done = run_program(sys.executable, "-c", code, "monitor", "--once", env=environment(home))
-    assert "place-1" in done.stdout
+    assert "queue.crew  running  workers: 1" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("ana")

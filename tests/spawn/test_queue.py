@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.plan.devices import Use
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir, last_rows, read_object
 from tests.commands import RUN, TASK, is_what_one_worker_gives, make_run, reached, said_by, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
@@ -32,58 +31,46 @@ class Digits(Sine):
 """
 
 
-def listed(machine: Machine) -> dict[str, dict[str, Any]]:
-    done = machine.run("queue", "--json", code=0)
-    return {Path(row["run"]).name: row for row in json.loads(done.stdout)}
-
-
-def work(machine: Machine, *more: str) -> "subprocess.Popen[str]":
-    process = machine.start("queue", "work", "--listen", "127.0.0.1:0", "--not-here", *more)
+def hand_out(machine: Machine, *runs: RunDir, port: int = 0) -> "subprocess.Popen[str]":
+    """Hand out runs, which are named in a file in the home folder of the machine."""
+    if runs:
+        queue_file(machine).write_text("".join(f"{run.path}\n" for run in runs))
+    process = machine.start("queue", str(queue_file(machine)), "--json", "--listen", f"127.0.0.1:{port}", "--not-here")
     wait_for(lambda: Home(machine.home).open_file.exists(), process)
     return process
 
 
+def queue_file(machine: Machine) -> Path:
+    return machine.home.parent / "queue.txt"
+
+
+def state(run: RunDir) -> str | None:
+    return read_object(run.status).get("state")
+
+
 def test_what_comes_back(coordinator: Machine, ana: Machine, stories: Path, tmp_path: Path) -> None:
-    """One run is stopped and added again, one is put first. The machine stays between runs. The weights have the bits
-    of one worker here."""
+    """A line is deleted while its run is trained. The machine stays between runs. The weights have the bits of one
+    worker here."""
     runs = {name: language_run(tmp_path / name, stories, steps=12) for name in ("uno", "dos")}
-    long = language_run(tmp_path / "largo", stories)
-    for run in (long, *runs.values()):
-        assert coordinator.run("queue", "add", str(run.path)).returncode == 0
-    assert coordinator.run("queue", "first", "dos").returncode == 0
-    assert list(listed(coordinator)) == ["dos", "largo", "uno"]
-    process = work(coordinator, "--until-empty")
+    uno, dos, long = *runs.values(), language_run(tmp_path / "largo", stories)
+    process = hand_out(coordinator, dos, long, uno)
     working = ana.start("join", "--name", "ana", says=invite(coordinator))
     wait_for(reached(long, 5), process, every_seconds=LOOK_SECONDS)
     assert "in use" in cuadrilla("train", str(long.path), code=2).stderr
-    now = listed(coordinator)
-    assert (now["dos"]["state"], now["largo"]["machine"], now["uno"]["state"]) == ("complete", "ana", "waiting")
-    assert coordinator.run("queue", "stop", "largo").returncode == 0
+    assert (state(dos), state(uno)) == ("complete", None)
+    queue_file(coordinator).write_text(f"{dos.path}\n{uno.path}\n")
     assert process.wait(timeout=150) == 0
     assert working.wait(timeout=60) == 0
-    assert {name: row["state"] for name, row in listed(coordinator).items()} == {
-        "dos": "complete",
-        "largo": "stopped",
-        "uno": "complete",
-    }
+    assert (state(dos), state(long), state(uno)) == ("complete", "stopped", "complete")
     for run in runs.values():
         assert is_what_one_worker_gives(run)
-    assert "has been trained to its end" in coordinator.run("queue", "add", str(runs["uno"].path), code=2).stderr
     kept = max(int(path.name[1:]) for path in long.checkpoints.glob("v*"))
     assert kept >= 5, "what was stopped has been saved, and is here"
-    assert cuadrilla("eval", str(runs["uno"].path)).returncode == 0
+    assert cuadrilla("eval", str(uno.path)).returncode == 0
     assert not list(Home(ana.home).jobs.glob("*/*/runs/*"))
-
-
-def test_all_named_runs_are_added_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUADRILLA_HOME", str(tmp_path / "home"))
-    uno, dos = (language_run(tmp_path / name, tmp_path / "data").path for name in ("uno", "dos"))
-    assert "cannot read" in cuadrilla("queue", "add", str(uno), str(tmp_path / "no"), code=2).stderr
-    assert json.loads(cuadrilla("queue", "--json").stdout) == []
-    assert cuadrilla("queue", "add", str(uno), str(dos)).returncode == 0
-    assert cuadrilla("queue", "stop", str(uno)).returncode == 0
-    states = {Path(row["run"]).name: row["state"] for row in json.loads(cuadrilla("queue", "--json").stdout)}
-    assert states == {"uno": "stopped", "dos": "waiting"}, "whether somebody hands out or not"
+    again = coordinator.run("queue", str(queue_file(coordinator)), "--json", "--listen", "127.0.0.1:0", code=0)
+    rows = json.loads(again.stdout[again.stdout.index("[") :])
+    assert [(Path(row["run"]).name, row["state"]) for row in rows] == [("dos", "complete"), ("uno", "complete")]
 
 
 @pytest.mark.thorough
@@ -95,27 +82,24 @@ def test_a_killed_coordinator_and_a_machine_that_comes_back(
     run = language_run(tmp_path / "uno", stories, steps=400)
     with open(run.run_file, "a") as file:
         file.write("every_steps = 20\n")
-    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
-    process = work(coordinator)
-    port = json.loads(Home(coordinator.home).open_file.read_text())["address"].rpartition(":")[2]
+    process = hand_out(coordinator, run)
+    port = int(json.loads(Home(coordinator.home).open_file.read_text())["address"].rpartition(":")[2])
     working = ana.start("join", "--name", "ana", says=invite(coordinator))
     wait_for(lambda: newest(run) >= 20, process, every_seconds=LOOK_SECONDS)
     process.kill()
     process.wait()
     Home(coordinator.home).open_file.unlink()
-    assert listed(coordinator)["uno"]["state"] == "waiting"
     before = newest(run)
-    process = coordinator.start("queue", "work", "--listen", f"127.0.0.1:{port}", "--not-here")
+    process = hand_out(coordinator, port=port)
     wait_for(lambda: newest(run) > before, working, every_seconds=LOOK_SECONDS)
     working.send_signal(signal.SIGINT)
     assert working.wait(timeout=60) == 130
-    wait_for(lambda: listed(coordinator)["uno"]["state"] == "waiting", process, every_seconds=LOOK_SECONDS)
+    wait_for(lambda: state(run) == "stopped", process, every_seconds=LOOK_SECONDS)
     assert newest(run) == max(row["version"] for row in last_rows(run.metrics)), "nothing that it has done is lost"
     working = ana.start("join")
-    wait_for(lambda: listed(coordinator)["uno"]["state"] == "complete", working, every_seconds=LOOK_SECONDS)
+    assert process.wait(timeout=150) == 0
+    assert state(run) == "complete"
     assert is_what_one_worker_gives(run)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
     assert working.wait(timeout=60) == 0
 
 
@@ -140,8 +124,7 @@ def digits_run(folder: Path) -> RunDir:
 @pytest.mark.thorough
 def test_a_run_takes_its_data_to_the_machine_that_trains_it(coordinator: Machine, ana: Machine, tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run")
-    assert coordinator.run("queue", "add", str(run.path)).returncode == 0
-    process = work(coordinator, "--until-empty")
+    process = hand_out(coordinator, run)
     Home(ana.home).trust(code_hash([run.path / "task.py"]))
     worker = ana.start("join", "--name", "ana", says=invite(coordinator))
     assert process.wait(timeout=150) == 0

@@ -1,4 +1,4 @@
-"""The queue of runs that wait for a machine, and the loop that hands them out."""
+"""The queue of runs in a text file, and the loop that hands them out."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +13,11 @@ from cuadrilla.crew import children
 from cuadrilla.crew.children import Deaths
 from cuadrilla.errors import ConfigError
 from cuadrilla.jobs.executor import Ended, hand_out
-from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, QueueWork, RunQueue
-from cuadrilla.rundir import RunDir
+from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, RunQueue
+from cuadrilla.rundir import RunDir, write_json
+from cuadrilla.runfile import dump, read_run_file
 from tests.clock import Clock
+from tests.commands import ENDLESS, RUN, make_run
 
 
 class Hands:
@@ -65,52 +67,43 @@ class Rounds(threading.Event):
         return False
 
 
-def handed_out(
-    queue: RunQueue, hands: Hands, *deeds: Callable[[], object], until_empty: bool = False
-) -> list[tuple[str, str]]:
-    """Run the loop, and return what it tells: a run with its machine when it begins, with its state when it ends."""
-    told: list[tuple[str, str]] = []
+class Queue:
+    """A queue, and the file that a test edits."""
 
-    def tell(run: QueuedRun, state: str, place: str, _reason: str) -> None:
-        told.append((run.run.path.name, place if state == RUNNING else state))
+    def __init__(self, file: Path, *lines: str) -> None:
+        self.file, self.told = file, list[tuple[str, str]]()
+        self.write(*lines)
+        self.work = RunQueue(file, tell=self._tell)
 
-    hand_out(QueueWork(queue, tell=tell, until_empty=until_empty), [hands], stop=Rounds(hands, *deeds))
-    return told
+    def write(self, *lines: str) -> None:
+        self.file.write_text("\n".join(lines))
+
+    def edit(self, *lines: str) -> None:
+        self.write(*lines)
+        self.work.unwanted()  # the next round of the loop reads the same
+
+    def _tell(self, run: QueuedRun) -> None:
+        self.told.append((run.line, run.place if run.state == RUNNING else run.state))
+
+    def hand_out(self, hands: Hands, *deeds: Callable[[], object]) -> list[tuple[str, str]]:
+        """Run the loop. Returns what it tells: a run with its machine when it begins, with its state when it ends."""
+        hand_out(self.work, [hands], stop=Rounds(hands, *deeds))
+        return self.told
+
+    def rows(self) -> dict[str, tuple[str, str]]:
+        """State and reason of each run."""
+        return {row["run"]: (row["state"], row["reason"]) for row in self.work.table()}
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> RunQueue:
-    queue = RunQueue(tmp_path / "queue")
+def queue(tmp_path: Path) -> Queue:
     for name in ("uno", "dos", "tres"):
-        queue.add(RunDir(tmp_path / name))
-    return queue
+        make_run(tmp_path / name)
+    return Queue(tmp_path / "queue.txt", "uno", "dos", "# cuatro", "", "  tres")
 
 
-def names(queue: RunQueue) -> list[str]:
-    return [run.run.path.name for run in queue.runs()]
-
-
-def test_order(queue: RunQueue) -> None:
-    assert names(queue) == ["uno", "dos", "tres"]
-    queue.put_first(queue.find("tres"))
-    assert names(queue) == ["tres", "uno", "dos"]
-    queue.add(RunDir(queue.find("tres").run.path))
-    assert names(queue) == ["uno", "dos", "tres"]
-    queue.remove(queue.find("dos"))
-    assert names(queue) == ["uno", "tres"]
-    with pytest.raises(ConfigError, match="not in the queue"):
-        queue.find("dos")
-
-
-def test_two_runs_of_one_name_are_told_apart_by_their_folders(queue: RunQueue, tmp_path: Path) -> None:
-    queue.add(RunDir(tmp_path / "otra" / "uno"))
-    with pytest.raises(ConfigError, match="several"):
-        queue.find("uno")
-    assert queue.find(str(tmp_path / "otra" / "uno")).name == queue.runs()[-1].name
-
-
-def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: RunQueue) -> None:
-    """It continues before another run begins."""
+def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Queue) -> None:
+    """It continues before another run begins. The loop ends when all have ended."""
     hands = Hands("ana", "luis")
 
     def both_end() -> None:
@@ -119,7 +112,7 @@ def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Ru
 
     lost, last = partial(hands.end, "ana", lost=True, reason="the cable"), partial(hands.end, "ana", complete=True)
     goes_on = partial(pytest.fail, "all has been done")
-    assert handed_out(queue, hands, lost, both_end, last, goes_on, until_empty=True) == [
+    assert queue.hand_out(hands, lost, both_end, last, goes_on) == [
         ("uno", "ana"),
         ("dos", "luis"),
         ("uno", "ana"),
@@ -128,47 +121,80 @@ def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Ru
         ("tres", "ana"),
         ("tres", COMPLETE),
     ]
-    assert queue.find("dos").reason == "no space left"
+    assert queue.rows() == {"uno": (COMPLETE, ""), "dos": (FAILED, "no space left"), "tres": (COMPLETE, "")}
 
 
-def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: RunQueue) -> None:
+def test_what_is_lost_again_and_again_without_a_step_forward_has_failed(queue: Queue) -> None:
     hands = Hands("ana")
     lost = partial(hands.end, "ana", lost=True, reason="signal 9")
-    handed_out(queue, hands, lost, lost, lost)
-    assert (queue.find("uno").state, queue.find("uno").reason) == (FAILED, "signal 9")
-    assert queue.find("dos").state == RUNNING
+    queue.hand_out(hands, lost, lost, lost)
+    assert queue.rows() == {"uno": (FAILED, "signal 9"), "dos": (RUNNING, ""), "tres": (WAITING, "")}
 
 
-def test_only_the_named_machine(queue: RunQueue, tmp_path: Path) -> None:
-    """A machine's name also stands for each of its devices' workers. A kind of device may be named instead."""
-    queue.add(RunDir(tmp_path / "uno"), on=("luis",))
-    queue.add(RunDir(tmp_path / "tres"), on=("cuda",))
-    assert handed_out(queue, Hands("ana", "luis/cuda:0")) == [("dos", "ana"), ("uno", "luis/cuda:0")]
-    assert (queue.find("tres").state, queue.find("tres").machine) == (WAITING, "cuda")
+def test_a_line_is_moved_up_and_another_is_added(queue: Queue, tmp_path: Path) -> None:
+    """Two runs may have the same folder name; their folders tell them apart."""
+    (tmp_path / "otra").mkdir()
+    make_run(tmp_path / "otra" / "uno")
+    hands = Hands("ana")
+    ends = partial(hands.end, "ana", complete=True)
+    edit = partial(queue.edit, "uno", "otra/uno", "tres", "dos")
+    assert queue.hand_out(hands, edit, ends, ends) == [
+        ("uno", "ana"),
+        ("uno", COMPLETE),
+        ("otra/uno", "ana"),
+        ("otra/uno", COMPLETE),
+        ("tres", "ana"),
+    ]
 
 
-def test_stop(queue: RunQueue) -> None:
-    """A running run is preempted, and a waiting one is not begun. Both begin when they are added again."""
+def test_a_run_whose_line_is_gone_is_saved_and_given_back(queue: Queue) -> None:
+    """A waiting run is not begun. Both begin when their lines are there again."""
+    hands = Hands("ana")
+    back = partial(queue.edit, "tres", "uno")
+    deeds = (partial(queue.edit, "tres"), partial(hands.end, "ana"), back, partial(hands.end, "ana", complete=True))
+    assert queue.hand_out(hands, *deeds) == [
+        ("uno", "ana"),
+        ("uno", STOPPED),
+        ("tres", "ana"),
+        ("tres", COMPLETE),
+        ("uno", "ana"),
+    ]
+    assert hands.preempted[0].startswith("uno-")
+    assert list(queue.rows()) == ["tres", "uno"]
+
+
+def test_a_file_that_is_being_written_stops_nothing(queue: Queue) -> None:
+    """An editor empties it, or moves it away, and then writes it."""
     hands = Hands("ana")
 
-    def stops() -> None:
-        for name in ("uno", "dos"):
-            queue.stop(queue.find(name))
-        with pytest.raises(ConfigError, match="running"):
-            queue.remove(queue.find("uno"))
-        with pytest.raises(ConfigError, match="running"):
-            queue.add(queue.find("uno").run)
+    def seen_empty() -> None:
+        queue.edit("")
+        queue.write("uno", "dos", "tres")
 
-    handed_out(queue, hands, stops, partial(hands.end, "ana"))
-    assert hands.preempted[0] == queue.find("uno").name
-    assert [queue.find(name).state for name in ("uno", "dos", "tres")] == [STOPPED, STOPPED, RUNNING]
-    queue.add(queue.find("uno").run)
-    assert queue.find("uno").state == WAITING
+    queue.hand_out(hands, seen_empty, queue.file.unlink)
+    assert queue.told == [("uno", "ana")]
 
 
-def test_what_cannot_begin_holds_nobody_up(queue: RunQueue) -> None:
-    assert handed_out(queue, Hands("ana", refuses=["uno"])) == [("uno", FAILED), ("dos", "ana")]
-    assert queue.find("uno").reason == "it cannot be read"
+def test_what_cannot_begin_holds_nobody_up(queue: Queue) -> None:
+    assert queue.hand_out(Hands("ana", refuses=["uno"])) == [("uno", FAILED), ("dos", "ana")]
+    assert queue.rows()["uno"] == (FAILED, "it cannot be read")
+
+
+def test_what_is_no_run_or_is_complete_is_not_begun(tmp_path: Path) -> None:
+    """A run that is complete goes on if its run file says more steps."""
+    for name in ("dos", "tres"):
+        run = make_run(tmp_path / name)
+        write_json(run.config, {"values": dump(read_run_file(run.path).config)})
+        run.checkpoints.mkdir()
+        (run.checkpoints / "v00000001").mkdir()
+        write_json(run.status, {"state": "complete"})
+    run.run_file.write_text(RUN.format(steps=2 * ENDLESS))
+    queue = Queue(tmp_path / "queue.txt", "nada", "dos", "tres")
+    assert queue.hand_out(Hands("ana")) == [("nada", FAILED), ("dos", COMPLETE), ("tres", "ana")]
+    assert queue.rows()["nada"][1].startswith("cannot read")
+    with pytest.raises(ConfigError) as refused:
+        RunQueue(tmp_path / "no.txt")
+    assert refused.value.hint == "write the folders of runs into it, one a line"
 
 
 # -- how often what was killed is started again ------------------------------------------------------------------------

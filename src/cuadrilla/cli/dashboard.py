@@ -11,7 +11,6 @@ from cuadrilla.cli.config import folder_of
 from cuadrilla.cli.output import emit, say
 from cuadrilla.cli.serve import Host, PortNumber, listening
 from cuadrilla.errors import ConfigError
-from cuadrilla.home import Home
 from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
 
@@ -44,7 +43,7 @@ def dashboard(
         from cuadrilla.serve.edge import Edge
         from cuadrilla.serve.listen import listen, url_of
 
-        token, shown = secrets.token_urlsafe(32), Dashboard(Runs(places or [Path()], queue=Home.of_user().queue))
+        token, shown = secrets.token_urlsafe(32), Dashboard(Runs(places or [Path()]))
         for name in shown.runs.names()[:1]:
             shown.runs.watched(name)  # so that the first page need not wait
         listen(

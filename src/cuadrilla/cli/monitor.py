@@ -55,7 +55,7 @@ def monitor(
     # Ctrl-C ends this command. SIGTERM is handled in the same way, so that the terminal gets its cursor back.
     with contextlib.suppress(KeyboardInterrupt), handling({signal.SIGTERM: signal.default_int_handler}):
         if run is not None:
-            reader = open_run(folder_of(run).path, queue=Home.of_user().queue, tail_bytes=TAIL_BYTES)
+            reader = open_run(folder_of(run).path, tail_bytes=TAIL_BYTES)
             _watch(lambda: reader.data(now=time.time()), run_screen, interval, once=once)
             return
         with contextlib.closing(Sampler(folder=Path())) as sampler:
@@ -124,6 +124,6 @@ class _ThisMachine:
         if folder is None:
             return None
         if self._reader is None or folder != str(self._reader.run.path):
-            self._reader = open_run(Path(folder), queue=self._home.queue, tail_bytes=TAIL_BYTES)
+            self._reader = open_run(Path(folder), tail_bytes=TAIL_BYTES)
         found = self._reader.data(now=now, nodes=nodes)
         return found if found["state"] == RUNNING else None

@@ -28,7 +28,7 @@ VERBS = {
     "invite": Verb("crew", "invite", CREW, "Make an invite for the crew that runs on this machine."),
     "kick": Verb("crew", "kick", CREW, "Remove a machine from this machine's crew."),
     "pause": Verb("owner", "pause", CREW, "Let this machine wait while the others do its work, or go on."),
-    "queue": Verb("queue", "queue", CREW, "Runs that wait for a machine of the crew: add, stop, hand out."),
+    "queue": Verb("queue", "queue", CREW, "Train the runs that a text file names, each on one machine."),
     "stop": Verb("crew", "stop", CREW, "Stop the coordinator that runs on this machine."),
     "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, ready to take over."),
     "promote": Verb("standby", "promote", CREW, "Coordinate the crew from this standby."),

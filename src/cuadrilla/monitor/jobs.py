@@ -1,7 +1,7 @@
-"""The runs of a queue and the trials of a search, read from their folders; and the right reader for a folder.
+"""The trials of a search, read from its folder; and the right reader for a folder.
 
 A job is plain data: `name` (unique in its list), `title`, `run` (its folder), `state`, `machine` (the one that trains
-it, trained it last, or may train it), `step`, `steps`, `loss`, `val_bits_per_byte`, `score`, `values`, `reason`.
+it, or trained it last), `step`, `steps`, `loss`, `val_bits_per_byte`, `score`, `values`, `reason`.
 """
 
 from functools import partial
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.queue import COMPLETE, RunQueue
 from cuadrilla.monitor.follow import newest_figures
-from cuadrilla.monitor.run import RUNNING, WAITING, RunReader
+from cuadrilla.monitor.run import COMPLETE, RUNNING, WAITING, RunReader
 from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.tune.folder import JOBS
 
 
-def open_run(folder: Path, *, queue: Path | None = None, tail_bytes: int | None = None) -> RunReader:
-    """The reader of a run, of a search or of this machine's queue. Raises ConfigError if the folder is none of them."""
+def open_run(folder: Path, *, tail_bytes: int | None = None) -> RunReader:
+    """The reader of a run or of a search. Raises ConfigError if the folder is neither."""
     run = RunDir(folder)
-    if folder == queue:
-        return RunReader(run, jobs=lambda is_handed_out: queue_jobs(RunQueue(folder, is_handed_out=is_handed_out)))
     if (folder / JOBS).is_file():
         return RunReader(run, jobs=partial(search_jobs, folder))
     if not is_run(folder):
@@ -31,21 +28,6 @@ def open_run(folder: Path, *, queue: Path | None = None, tail_bytes: int | None 
 def is_run(folder: Path) -> bool:
     run = RunDir(folder)
     return any(path.is_file() for path in (run.metrics, run.status, run.events, run.run_file))
-
-
-def queue_jobs(queue: RunQueue) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": run.name,
-            "title": run.run.path.name,
-            "run": str(run.run.path),
-            "state": run.state,
-            "machine": run.machine,
-            **_progress(run.run),
-            "reason": run.reason,
-        }
-        for run in queue.runs()
-    ]
 
 
 def search_jobs(folder: Path, is_searched: bool) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
 from cuadrilla.runfile import leaves
 from cuadrilla.tune.folder import TUNE
 
-RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
+COMPLETE, RUNNING, WAITING, STOPPED = "complete", "running", "waiting", "stopped"
 NEWEST = 20
 """Newest steps over which shares and speeds are averaged: a single step has too few units to tell the shares."""
 TAIL_BYTES = 2**18

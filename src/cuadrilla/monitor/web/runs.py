@@ -1,7 +1,7 @@
-"""The runs that a dashboard shows: the named run folders, the runs in named folders, and the runs of the queue.
+"""The runs that a dashboard shows: the named run folders, and the runs in named folders.
 
-The page addresses a run by its key, a name that we give it; the page never sends a path. The queue and searches have
-keys too. The trials of a search are not in the list, because there may be many, but each can be opened.
+The page addresses a run by its key, a name that we give it; the page never sends a path. Searches have keys too. The
+trials of a search are not in the list, because there may be many, but each can be opened.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from cuadrilla.errors import ConfigError
-from cuadrilla.jobs.queue import RunQueue
 from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.jobs import is_run, open_run
 from cuadrilla.monitor.run import RUNNING, RunReader, modified, state_of
@@ -31,9 +30,7 @@ TRIAL = re.compile(r"t[0-9]{4,6}")
 class Runs:
     """The runs by key. Thread-safe."""
 
-    def __init__(self, places: Sequence[Path], *, queue: Path | None = None) -> None:
-        """`queue`: the folder of this machine's queue, if it is to be shown."""
-        self._queue = queue
+    def __init__(self, places: Sequence[Path]) -> None:
         self._places = [place.parent if place.is_file() else place for place in places]
         for place in self._places:
             if not place.is_dir():
@@ -45,8 +42,7 @@ class Runs:
         self._open: dict[Path, RunReader] = {}
 
     def names(self) -> list[str]:
-        """Keys of the runs found, the one written last first; then of runs that only the queue names; then of the queue
-        and of searches."""
+        """Keys of the runs found, the one written last first; then of searches."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS:
                 self._paths = self._find()
@@ -60,7 +56,7 @@ class Runs:
             path = self._path(key)
             if path is None:
                 return None
-            found = self._open.pop(path, None) or open_run(path, queue=self._queue)
+            found = self._open.pop(path, None) or open_run(path)
             self._open[path] = found
             if len(self._open) > MAX_OPEN:  # forget the reader that was not asked for the longest time
                 del self._open[next(iter(self._open))]
@@ -68,11 +64,11 @@ class Runs:
         return found
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A row for each run, from the end of its files. `hands_out`: a queue or a search. `stops`: `stop` works."""
+        """A row for each run, from the end of its files. `hands_out`: a search. `stops`: `stop` works."""
         self.names()
         found = []
         for key, path in self._paths.items():
-            run, hands_out = RunDir(path), path == self._queue or (path / JOBS).is_file()
+            run, hands_out = RunDir(path), (path / JOBS).is_file()
             row = {"key": key, "path": str(path), "hands_out": hands_out, "state": (state := state_of(run))}
             more = {"stops": self._process(run, state) is not None, "updated": modified(run.metrics)}
             found.append({**newest_figures(run.metrics), **row, **more})
@@ -90,12 +86,10 @@ class Runs:
         return False
 
     def _process(self, run: RunDir, state: str) -> int | None:
-        """The pid of the process here that trains a run. None for a run of the queue, which stops its runs itself."""
+        """The pid of the process here that trains a run."""
         owner, pid = read_object(run.lock), read_object(run.status).get("pid")
-        if (owner.get("host"), owner.get("pid")) != (socket.gethostname(), pid) or state != RUNNING:
-            return None
-        queued = RunQueue(self._queue).runs() if self._queue is not None else []
-        return None if any(each.run.path == run.path and each.state == RUNNING for each in queued) else pid
+        is_here = (owner.get("host"), owner.get("pid")) == (socket.gethostname(), pid)
+        return pid if is_here and state == RUNNING else None
 
     def _path(self, key: str) -> Path | None:
         """The folder of a key in the list, or of a trial."""
@@ -107,13 +101,10 @@ class Runs:
 
     def _find(self) -> dict[str, Path]:
         found = {path.resolve() for place in self._places for path in _found(place)}
-        queued = [run.run.path for run in RunQueue(self._queue).runs()] if self._queue is not None else []
-        more = {path for path in queued if is_run(path)} - found
-        runs = [*sorted(found, key=_newest_first), *sorted(more, key=_newest_first)][:MAX_RUNS]
-        queue = [self._queue] if self._queue is not None and self._queue.is_dir() else []
+        runs = sorted(found, key=_newest_first)[:MAX_RUNS]
         searches = [path / TUNE for path in runs if (path / TUNE / JOBS).is_file()]
         keyed: dict[str, Path] = {}
-        for path in dict.fromkeys([*runs, *queue, *searches]):
+        for path in dict.fromkeys([*runs, *searches]):
             keyed[next(name for name in _names_of(path) if name not in keyed)] = path
         return keyed
 
