@@ -66,9 +66,9 @@ def test_the_best_is_a_run_of_its_own(finished: Path) -> None:
 
 def test_other_settings_are_refused(finished: Path) -> None:
     refused = cuadrilla("tune", finished, "--set", "tune.seed=4", code=2)
-    assert "this search began with other settings: tune.seed" in refused.stderr
-    refused = cuadrilla("tune", finished, "--set", "optim.beta2=0.9")
-    assert "optim.beta2" in refused.stderr
+    assert "this search began with other settings" in refused.stderr
+    cuadrilla("tune", finished, "--set", "optim.beta2=0.9", code=2)
+    assert "4 trials are finished" in cuadrilla("tune", finished, "--set", "tune.trials=3", code=0).stderr
 
 
 def test_what_was_set_for_the_run_itself_is_not_the_searchs(finished: Path, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
         assert job is not None
         hands.busy = {"ana": job}
         folder.run(job).path.mkdir()
+        folder.run(job).run_file.write_text(BASE)
         loss = 1.0 if number < 5 else 9.0
         add_rows(folder.run(job).metrics, [{"version": 20, "val_loss": loss}])
         assert list(work.unwanted()) == [], "too early"

@@ -3,9 +3,9 @@
 study.db        the study of Optuna from which a search goes on
 jobs.json       its trials and how each stands, for whoever watches; a search goes on without it
 t0003/          the run directory of trial 3
-best/run.toml   the best so far, as a run of its own: `cuadrilla train tune/best`
+best/run.toml   the run file of the best so far, as a run of its own: `cuadrilla train tune/best`
 
-A trial's run file has every setting. The best one's has only the best values and the settings of the search's own file.
+A trial's run file has every setting.
 """
 
 import os
@@ -16,11 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import tomli_w
-
-from cuadrilla.config import SCHEMA, Config, LocalEngine
+from cuadrilla.config import Config, LocalEngine
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic, write_json
-from cuadrilla.runfile import Resolved, as_sets, dump, has_begun, leaves, resolve, to_toml
+from cuadrilla.runfile import as_sets, has_begun, resolve, to_toml
 from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 from cuadrilla.tune.space import Values
 
@@ -69,9 +67,6 @@ class SearchFolder:
         ]
         write_json(self.path / JOBS, {"jobs": rows}, private=True)
 
-    def _resolved(self, values: Values) -> Resolved:
-        return resolve(self.text, sets=[*self.sets, *as_sets(values)])
-
     def settled(self, values: Values) -> tuple[Config, int]:
         """All settings of a combination's run, with paths as seen from a trial's folder; and its number of steps.
 
@@ -80,7 +75,8 @@ class SearchFolder:
         from cuadrilla.plan.decide import decide
         from cuadrilla.train.setup import make_task, measure_length
 
-        config = self._resolved(values).config.for_others().model_copy(update={"engine": LocalEngine()})
+        config = resolve(self.text, sets=[*self.sets, *as_sets(values)]).config
+        config = config.for_others().model_copy(update={"engine": LocalEngine()})
         with TemporaryDirectory(dir=self.path) as name:
             folder = Path(name)
             config, _ = decide(_seen_from(folder, config, base=self.path.parent), RunDir(folder))
@@ -94,19 +90,11 @@ class SearchFolder:
             write_atomic(run.run_file, to_toml(config), private=True)
         return run
 
-    def write_best(self, values: Values) -> None:
-        """Write a combination as the run `best`, unless that run has begun. Raises ConfigError, ResourceError."""
-        if has_begun(self.best):
-            return
-        resolved = self._resolved(values)
-        found = leaves(dump(_seen_from(self.best.path, resolved.config, base=self.path.parent)))
-        sections: dict[str, Any] = {"schema": SCHEMA}
-        for key, origin in resolved.origins.items():
-            section, _, name = key.partition(".")
-            if origin != "default" and name and section != "tune" and found[key] is not None:
-                sections.setdefault(section, {})[name] = found[key]
-        make_private(self.best.path)
-        write_atomic(self.best.run_file, tomli_w.dumps(sections), private=True)
+    def keep_best(self, job: str) -> None:
+        """Copy a trial's run file as the run `best`, unless that run has begun. Raises ResourceError."""
+        if not has_begun(self.best):
+            make_private(self.best.path)
+            write_atomic(self.best.run_file, self.run(job).run_file.read_bytes(), private=True)
 
 
 def describe(values: Mapping[str, Any]) -> str:

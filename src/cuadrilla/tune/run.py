@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.config import Config
 from cuadrilla.jobs.executor import Ended, Executor, hand_out
 from cuadrilla.messages import Message
 from cuadrilla.rundir import (
@@ -21,13 +20,12 @@ from cuadrilla.rundir import (
     typed,
     write_json,
 )
-from cuadrilla.runfile import dump, leaves, read_run_file
+from cuadrilla.runfile import read_run_file, to_toml
 from cuadrilla.tune.folder import TUNE, SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.search import SECONDS, Search, job_of, open_storage, score_of, storing
 from cuadrilla.tune.space import Space
 from cuadrilla.user_file import UsersCode
 
-NOT_RELEVANT = ("engine.", "alarm.", "checkpoint.", "sample.", "train.device", "train.threads", "tune.trials")
 BEHIND = Message("worse than the median of the others at the same part of their runs")
 
 
@@ -130,7 +128,7 @@ class Searching:
             if best is None or trial.number != best.number:
                 discard_weights(self.folder.run(job_of(trial)))
         if best is not None:
-            self.folder.write_best(dict(best.params))
+            self.folder.keep_best(job_of(best))
 
 
 @contextmanager
@@ -148,7 +146,8 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
     with FolderLock(folder.lock, purpose=Message("the search")), storing():
         _, steps = folder.settled({})
         search = Search(config.tune, space=space, storage=open_storage(folder.study))
-        search.require_same(_settings(config), folder=typed(folder.path))
+        same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
+        search.require_same(to_toml(same), folder=typed(folder.path))
         folder.write_jobs(search, at={}, steps=steps)
         try:
             yield Searching(folder=folder, search=search, executors=executors, num_steps=steps)
@@ -157,8 +156,3 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
                 executor.close()
             state = "complete" if search.has_tried_all else "stopped"
             write_json(RunDir(folder.path).status, {"state": state}, private=True)
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """The settings that must stay the same when a search goes on: all that decide its results, but not its length."""
-    return {key: value for key, value in leaves(dump(config)).items() if not key.startswith(NOT_RELEVANT)}

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
@@ -57,20 +57,14 @@ class Search:
             if not trial.state.is_finished():  # the process may have ended before all its values were chosen
                 self._choose(self._stored(trial))
 
-    def require_same(self, wanted: dict[str, Any], *, folder: str) -> None:
-        """Raises ConfigError if the search began with other settings. `wanted`: the settings that decide its
-        results."""
+    def require_same(self, settings: str, *, folder: str) -> None:
+        """Raises ConfigError if the search began with other settings."""
         before = self._study.user_attrs.get(SETTINGS)
         if before is None:
-            self._study.set_user_attr(SETTINGS, wanted)
-            return
-        if changed := sorted(key for key in wanted.keys() | before.keys() if wanted.get(key) != before.get(key)):
-            raise ConfigError(
-                "this search began with other settings: {keys}",
-                keys=", ".join(changed),
-                hint="put the old values back, or move {folder} away to begin anew",
-                folder=folder,
-            )
+            self._study.set_user_attr(SETTINGS, settings)
+        elif before != settings:
+            hint = "put the old values back, or move {folder} away to begin anew"
+            raise ConfigError("this search began with other settings", hint=hint, folder=folder)
 
     @property
     def trials(self) -> "list[FrozenTrial]":
