@@ -4,22 +4,16 @@ One run has a name that contains HTML. It is endless until it is stopped, so the
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from cuadrilla.home import Home
 from tests.browser.test_dashboard import HOSTILE, TOLD, go, texts
 from tests.chromium import Tab
 from tests.commands import wait_for
-from tests.dashboards import ShownDashboard, shown
+from tests.dashboards import shown
 from tests.machines import Machine, invite, language_run
-from tests.searches import WrittenSearch
-from tests.watched import WrittenCrew
 
 NAME = HOSTILE.replace("/", "_")
-ROWS = "document.querySelectorAll('#crew .jobs tbody tr').length"
 
 
 def test_a_queue_that_is_handed_out(
@@ -43,6 +37,7 @@ def test_a_queue_that_is_handed_out(
         tab.until("document.querySelectorAll('#crew .machines .name').length === 1")
         assert texts(tab, "#crew .machines .name") == ["ana"]
         tab.until("data.crew[0].usage?.cpu_percent >= 0")
+        tab.until("document.querySelector('#crew .machines .job')?.innerText.startsWith('img-src-x')")
         tab.choose("#run", NAME)
         go(tab, "train")
         tab.until(f"document.title.startsWith({json.dumps(NAME)}) && data.head.version > 0")
@@ -54,39 +49,11 @@ def test_a_queue_that_is_handed_out(
         tab.until("document.getElementById('state').innerText === 'complete'")
         go(tab, "crew")
         tab.until("document.querySelector('#crew .machines tr.gone .name').innerText.trim() === 'ana'")
+        go(tab, "train")
+        tab.until("document.querySelector('#train .events').innerText.includes('ana has trained dos-')")
         go(tab, "runs")
         tab.until(
             "runs.every(({ key, state }) => state === (key === 'queue.crew' || key === 'dos' ? 'complete' : 'stopped'))"
         )
         assert tab.value("document.querySelectorAll('img, main script, main iframe').length") == 0
         assert tab.value("window.owned") is None
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Iterator[ShownDashboard]:
-    """The dashboard of a run that has a search."""
-    WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0}, rounds=5).write()
-    WrittenSearch(run=tmp_path / "casa", num_trials=8).write(until=6)
-    with shown(tmp_path / "casa") as dashboard:
-        yield dashboard
-
-
-def test_a_search_beside_its_run(tab: Tab, search: ShownDashboard) -> None:
-    """The page is in Spanish. A trial has its own curves, although it is not in the list of runs."""
-    tab.open(search.link, languages="es-ES,es;q=0.9")
-    tab.until(TOLD)
-    tab.choose("#run", "casa/tune")
-    tab.until(f"{ROWS} === 7")
-    assert "6 / 7" in tab.text("#figures")
-    heads = texts(tab, "#crew .jobs th")
-    assert heads == ["trabajo", "estado", "máquina", "paso", "puntuación", "ajustes", "motivo"]
-    rows = texts(tab, "#crew .jobs tbody tr")
-    assert "the loss is not finite" in rows[3]
-    assert "90 / 90" in rows[0]
-    tab.click("#crew .jobs tbody tr:nth-child(2) button")
-    tab.until("document.title.startsWith('t0001') && tab === 'train'")
-    assert tab.value("document.getElementById('run').value") == "casa/tune/t0001"
-    tab.value("lookForRuns()")
-    assert tab.value("current") == "casa/tune/t0001", "it stays, although the list does not have it"
-    tab.choose("#run", "casa")
-    tab.until("document.title.startsWith('casa')")

@@ -157,6 +157,18 @@ def test_a_stream_tells_all_then_only_what_is_new(dashboard: ShownDashboard, cre
         assert (again["anew"], again["figures"]["x"], again["head"]["version"]) == (True, [3], 3)
 
 
+def test_a_search_and_its_trials_are_runs_beside_the_run(tmp_path: Path) -> None:
+    for place in ("casa", "casa/tune/t0000", "casa/tune/best", "otra"):
+        WrittenCrew(folder=tmp_path / place, speeds={"ana": 1.0}, rounds=2).write()
+    write_json(tmp_path / "casa" / "tune" / "status.json", {"state": "complete"})
+    found = {"casa", "casa/tune", "casa/tune/t0000", "casa/tune/best"}
+    assert set(Runs([tmp_path / "casa"]).names()) == found
+    assert set(Runs([tmp_path]).names()) == {*found, "otra"}
+    assert {row["key"]: row["state"] for row in Runs([tmp_path / "casa" / "tune"]).summaries()}[
+        "casa/tune"
+    ] == "complete"
+
+
 def test_runs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuadrilla.monitor.web.runs.MAX_OPEN", 1)
     for place in ("uno", "dos", "otros/uno", "otros/más adentro/tres"):

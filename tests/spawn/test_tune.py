@@ -5,14 +5,16 @@ import shutil
 import signal
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
 
 from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
-from cuadrilla.rundir import RunDir, read_jsonl, read_object
+from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
-from cuadrilla.tune.folder import JOBS
+from cuadrilla.tune.folder import describe
+from cuadrilla.tune.search import STUDY, job_of, open_storage, score_of
 from tests.commands import RUN, TASK, begin, ended, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite
@@ -36,9 +38,8 @@ def make_search(folder: Path, *, steps: int = 40, tune: str = TUNE) -> Path:
 
 def results(folder: Path) -> dict[str, tuple[str, float | None]]:
     """Values and scores of the trials that have ended, by the name of the job."""
-    rows = read_object(folder / "tune" / JOBS).get("jobs", [])
-    ended = [row for row in rows if row["state"] in ("complete", "failed")]
-    return {row["name"]: (row["values"], row["score"]) for row in ended}
+    trials = optuna.load_study(study_name=STUDY, storage=open_storage(folder / "tune" / "study.db")).trials
+    return {job_of(trial): (describe(trial.params), score_of(trial)) for trial in trials if trial.state.is_finished()}
 
 
 def steps_of(run: RunDir) -> list[int]:
@@ -88,9 +89,10 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
     if how == signal.SIGKILL:
         wait_for(lambda: bool(steps_of(RunDir(folder / "tune" / "t0000"))), process)
         psutil.Process(process.pid).children()[0].kill()
-    wait_for(lambda: bool(results(folder)) and bool(steps_of(RunDir(folder / "tune" / "t0001"))), process)
+    wait_for(lambda: bool(steps_of(RunDir(folder / "tune" / "t0001"))), process)
     (child,) = psutil.Process(process.pid).children()
     before = results(folder)
+    assert "t0000" in before
     process.send_signal(how)
     assert "Traceback" not in ended(process, code=130 if how == signal.SIGINT else -how)
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

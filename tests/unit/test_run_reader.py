@@ -10,8 +10,7 @@ import pytest
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.usage import Usage
 from cuadrilla.link.base import NodeReport, SaidLine
-from cuadrilla.monitor.jobs import open_run
-from cuadrilla.monitor.run import MAX_HISTORY, RunReader, state_of
+from cuadrilla.monitor.run import MAX_HISTORY, RunReader, open_run, state_of
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
 from cuadrilla.train import nodelog
 from cuadrilla.train.nodelog import NodeLogs
@@ -124,6 +123,25 @@ def test_where_no_run_is(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("schema = 1\n")
     crew = open_run(tmp_path).data(now=START)
     assert (crew["state"], crew["machines"], "version" in crew) == ("waiting", [], False)
+
+
+def test_what_machines_do_for_a_queue(tmp_path: Path) -> None:
+    """Each does one job after the other, until it leaves."""
+    run = RunDir(tmp_path)
+    rows = [came("joined", name, 0) for name in ("ana", "eva", "luis")]
+    rows += [came("assigned", name, 1, job=job) for name, job in (("ana", "uno"), ("eva", "dos"), ("luis", "tres"))]
+    add_rows(run.events, [*rows, came("left", "luis", 2), came("returned", "luis", 2, job="tres", state="stopped")])
+    add_rows(
+        run.events, [came("returned", "ana", 3, job="uno", state="complete"), came("assigned", "ana", 3, job="tres")]
+    )
+    add_rows(run.events, [came("returned", "eva", 4, job="dos", state="failed")])
+    with FolderLock(run.lock, purpose="a test"):
+        machines = open_run(run.path).data(now=START)["machines"]
+    assert [some(each, "name", "job", "here") for each in machines] == [
+        ("ana", "tres", True),
+        ("eva", "", True),
+        ("luis", "", False),
+    ]
 
 
 def test_a_machine_s_file_that_was_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

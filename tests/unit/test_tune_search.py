@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.rundir import read_object
-from cuadrilla.tune.folder import JOBS, SearchFolder
+from cuadrilla.tune.folder import SearchFolder
 from cuadrilla.tune.run import Searching
 from cuadrilla.tune.search import Search, open_storage, score_of, storing
 from tests.unit.test_queue import Hands
@@ -89,9 +88,9 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
         assert list(work.unwanted()) == ([] if number < 5 else [job])
         hands.busy = {}
         work.ended(Ended(job=job, place="ana", complete=number < 5))
-    last = read_object(folder.path / JOBS)["jobs"][-1]
-    assert (last["state"], last["score"], work.is_done) == ("stopped", None, True)
-    assert last["reason"].startswith("worse than the median")
+    last = search.trials[-1]
+    assert (last.state.name, score_of(last), work.is_done) == ("PRUNED", None, True)
+    assert last.user_attrs["reason"].startswith("worse than the median")
 
 
 def test_a_damaged_storage_is_no_traceback(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.monitor.jobs import open_run
-from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader
+from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader, open_run
 from cuadrilla.monitor.screen import machine_screen, run_screen
 from cuadrilla.rundir import read_object
 

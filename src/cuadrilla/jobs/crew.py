@@ -137,6 +137,7 @@ class CrewExecutor:
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
         self._machines[place].assigned, order = assign(job, run, machine=place)
+        append_event(self._run.events, "assigned", worker=place, job=job)
         self.crew.send(place, order)
 
     def poll(self) -> list[Ended]:
@@ -257,6 +258,7 @@ class CrewExecutor:
         assigned, self._machines[worker].assigned = self._machines[worker].assigned, None
         assert assigned is not None
         state = "complete" if complete else "failed" if reason and not lost else "stopped"
+        append_event(self._run.events, "returned", worker=worker, job=assigned.job, state=state)
         write_json(assigned.run.status, {"state": state, "version": newest_listed(assigned.run)}, private=True)
         shutil.rmtree(assigned.incoming, ignore_errors=True)
         assigned.lock.__exit__()

@@ -4,7 +4,7 @@ It reads files only, each from where it stopped the last time (`follow.py`), and
 ended, or was copied here, is read in the same way. The results are plain data: `data` is the whole state, which
 `cuadrilla monitor` shows; `news` is the part that a page does not have yet. Texts are escaped where they are shown.
 
-A queue and a search have machines too, in a folder like that of a run. There, `jobs` reads the jobs of the machines.
+A queue and a search have machines too, in a folder like that of a run: each machine does one job after the other.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import COORDINATOR, node_of
 from cuadrilla.monitor.follow import FileFollower, figures, parsed
 from cuadrilla.monitor.series import Series
 from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
 from cuadrilla.runfile import leaves
-from cuadrilla.tune.folder import TUNE
 
-COMPLETE, RUNNING, WAITING, STOPPED = "complete", "running", "waiting", "stopped"
+RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
 NEWEST = 20
 """Newest steps over which shares and speeds are averaged: a single step has too few units to tell the shares."""
 TAIL_BYTES = 2**18
 """Bytes to read at the end of `metrics.jsonl` if no curves are needed: 5 times twenty rows of a hundred workers."""
 POINTS, SHARE_POINTS = 1200, 300
 """Maximum number of points of a curve, and of each machine's shares: a page is no wider."""
-MAX_EVENTS, MAX_SAMPLES, MAX_LOG, MAX_JOBS = 500, 100, 1000, 300
+MAX_EVENTS, MAX_SAMPLES, MAX_LOG = 500, 100, 1000
 REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
 NODE_TAIL_BYTES = 3 * 2**15
@@ -43,9 +43,6 @@ LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_sec
 """Figures of its link that a worker adds to its usage."""
 Line = dict[str, Any]
 """A line of a log: `time`, `level`, `text`, `dropped` (how many lines were left out here) and the line's `number`."""
-
-Jobs = Callable[[bool], list[dict[str, Any]]]
-"""Returns the jobs of a queue or a search, in their order. Argument: whether a process hands them out now."""
 
 
 @dataclass
@@ -106,9 +103,11 @@ class NodeRows:
 
 @dataclass(kw_only=True)
 class Attendance:
-    """Presence of a machine, from events. `reason`: why it left last. `time`: when it came, left, or the run ended."""
+    """Presence of a machine, from events. `reason`: why it left last. `time`: when it came, left, or the run ended.
+    `job`: the one that it does, for a queue or a search."""
 
     here: bool = False
+    job: str = ""
     joined: int = 0
     lost: int = 0
     reason: str = ""
@@ -118,14 +117,13 @@ class Attendance:
 class RunReader:
     """Reads one run. Thread-safe. `tail_bytes`: read only this much of the end of `metrics.jsonl`."""
 
-    def __init__(self, run: RunDir, *, tail_bytes: int | None = None, jobs: Jobs | None = None) -> None:
+    def __init__(self, run: RunDir, *, tail_bytes: int | None = None) -> None:
         self.run = run
         self.state = "unknown"
         self.counts: dict[str, int] = {}
         """Number of events, by name."""
         self._about: tuple[object, dict[str, Any]] = (None, {})
         """When the files that `about` reads were written, and its result."""
-        self._jobs = jobs
         self._lock = threading.Lock()
         self._refreshed = float("-inf")
         self._number = 0
@@ -137,15 +135,13 @@ class RunReader:
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
         self._nodes: dict[str, NodeRows] = {}
-        self._of_jobs: list[dict[str, Any]] = []
         self._figures, self._shares = Series(POINTS), Series(SHARE_POINTS, fills=True)
         self._forget_rows()
         self._forget_events()
 
     @property
     def name(self) -> str:
-        path = self.run.path.resolve()
-        return f"{path.parent.name}/{path.name}" if self._jobs is not None and path.name == TUNE else path.name
+        return self.run.path.resolve().name
 
     def refresh(self) -> None:
         """Read what was written since the last read, at most twice a second."""
@@ -160,10 +156,9 @@ class RunReader:
             self._take()
             machines = self._machines()
             known = {node_of(machine["name"]) for machine in machines}
-            machines += [{**self._machine(name, 0.0, 0.0, []), "here": False} for name in nodes if name not in known]
+            machines += [{**self._machine(name, 0.0, 0.0), "here": False} for name in nodes if name not in known]
             seen = max((machine["seen"] for machine in machines if machine["seen"] is not None), default=None)
-            jobs = {} if self._jobs is None else {"jobs": self._of_jobs}
-            return {**self._head(), "time": now, "seen": seen, **jobs, "machines": machines}
+            return {**self._head(), "time": now, "seen": seen, "machines": machines}
 
     def news(self, since: int) -> tuple[dict[str, Any], int]:
         """The parts that have changed since the number `since`, by name, and the number to ask with next time."""
@@ -172,7 +167,6 @@ class RunReader:
             if since < self._anew:
                 found, since = {"anew": True}, 0
             whole = {"head": self._head(), "crew": self._machines(), "about": self._about[1]}
-            whole["jobs"] = self._of_jobs[-MAX_JOBS:]
             parts: dict[str, Any] = {name: part for name, part in whole.items() if self._has_changed(name, part, since)}
             parts |= {"figures": self._figures.since(since), "shares": self._shares.since(since)}
             for name, node in self._nodes.items():
@@ -231,17 +225,13 @@ class RunReader:
     def _machines(self) -> list[dict[str, Any]]:
         """All machines, those present first."""
         shares, speed = self._mean_shares(), self._mean_speed().get("tokens_per_second", 0.0)
-        has: dict[str, list[str]] = {}
-        for job in self._of_jobs:
-            if job["state"] == RUNNING and job["machine"]:
-                has.setdefault(job["machine"], []).append(how_far(job))
-        names = sorted({*self._members, *self._nodes, *has}, key=lambda name: (name != COORDINATOR, name))
-        found = [self._machine(name, shares.get(name, 0.0), speed, has.get(name, [])) for name in names]
+        names = sorted({*self._members, *self._nodes}, key=lambda name: (name != COORDINATOR, name))
+        found = [self._machine(name, shares.get(name, 0.0), speed) for name in names]
         return sorted(found, key=lambda machine: not machine["here"])
 
-    def _machine(self, name: str, share: float, speed: float, jobs: list[str]) -> dict[str, Any]:
+    def _machine(self, name: str, share: float, speed: float) -> dict[str, Any]:
         member, node = self._members.get(name), self._nodes.get(name)
-        here = bool(jobs) or (self.state == RUNNING and (member is None or member.here))
+        here = self.state == RUNNING and (member is None or member.here)
         works = member is not None or (not self._members and name != COORDINATOR)
         shares = bool(self._newest) and works and (here or (self.state != RUNNING and share > 0))
         member = member or Attendance()
@@ -261,7 +251,7 @@ class RunReader:
             "usage": usage,
             "facts": node.facts if node is not None else {},
             "word": _word(node, member),
-            "job": ", ".join(jobs),
+            "job": member.job if here else "",
         }
 
     # What was read
@@ -282,7 +272,6 @@ class RunReader:
                 self._nodes[name] = NodeRows(name, path, self._next)
         for node in self._nodes.values():
             node.read()
-        self._of_jobs = [] if self._jobs is None else self._jobs(self.state == RUNNING)
 
     def _forget_rows(self) -> None:
         self._anew = self._next()
@@ -334,11 +323,13 @@ class RunReader:
             self._reason = "" if row.get("complete") else reason
         elif worker is not None and kind in ("joined", "left", "evicted"):
             member = self._members.setdefault(worker, Attendance())
-            member.here, member.time = kind == "joined", at
+            member.here, member.time, member.job = kind == "joined", at, ""
             if member.here:
                 member.joined, self._reason = member.joined + 1, ""
             else:
                 member.lost, member.reason = member.lost + 1, reason
+        elif worker is not None and kind in ("assigned", "returned"):
+            self._members.setdefault(worker, Attendance()).job = row["job"] if kind == "assigned" else ""
         if kind not in QUIET_EVENTS:
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
             details |= {"count": len(row["units"])} if "units" in row else {}
@@ -346,10 +337,16 @@ class RunReader:
             self._happened.append({"number": self._next(), **event})
 
 
-def how_far(job: Mapping[str, Any]) -> str:
-    """A job's title, its step and its number of steps."""
-    step, steps = job.get("step"), job.get("steps")
-    return job["title"] if step is None else f"{job['title']} {step}/{steps}" if steps else f"{job['title']} {step}"
+def open_run(folder: Path, *, tail_bytes: int | None = None) -> RunReader:
+    """The reader of a run. Raises ConfigError if the folder is none."""
+    if not is_run(folder):
+        raise ConfigError("{path} is no run", path=folder, hint="name a run folder, or its run.toml")
+    return RunReader(RunDir(folder), tail_bytes=tail_bytes)
+
+
+def is_run(folder: Path) -> bool:
+    run = RunDir(folder)
+    return any(path.is_file() for path in (run.metrics, run.status, run.events, run.run_file))
 
 
 def state_of(run: RunDir) -> str:

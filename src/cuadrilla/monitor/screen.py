@@ -104,9 +104,6 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
 
 def _head(now: Data) -> list[str]:
     parts = [now["name"], Message("not begun") if now["state"] == "waiting" else now["state"]]
-    if (jobs := now.get("jobs")) is not None:
-        ended = sum(job["state"] in ("complete", "failed", "stopped") for job in jobs)
-        parts.append(Message("ended: {ended:,} of {number:,}", ended=ended, number=len(jobs)))
     if (version := now.get("version")) is not None:
         steps = now.get("num_steps")
         far = "step {version:,} of {steps:,} ({part:.0%})" if steps else "step {version:,}"

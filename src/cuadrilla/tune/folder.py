@@ -1,7 +1,6 @@
 """Names in the folder of a search, `tune/` beside its run file.
 
 study.db        the study of Optuna from which a search goes on
-jobs.json       its trials and how each stands, for whoever watches; a search goes on without it
 t0003/          the run directory of trial 3
 best/run.toml   the run file of the best so far, as a run of its own: `cuadrilla train tune/best`
 
@@ -17,14 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cuadrilla.config import Config, LocalEngine
-from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic, write_json
+from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic
 from cuadrilla.runfile import as_sets, has_begun, resolve, to_toml
-from cuadrilla.tune.search import PLACE, REASON, Search, job_of, score_of
 from cuadrilla.tune.space import Values
 
-JOBS, TUNE = "jobs.json", "tune"
-STATES = {"COMPLETE": "complete", "FAIL": "failed", "PRUNED": "stopped"}
-"""States of trials that have ended, by Optuna's names."""
+TUNE = "tune"
 USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 
@@ -50,22 +46,6 @@ class SearchFolder:
 
     def run(self, job: str) -> RunDir:
         return RunDir(self.path / job)
-
-    def write_jobs(self, search: Search, *, at: Mapping[str, str], steps: int) -> None:
-        """Write `jobs.json`. `at`: place of each job that runs now. `steps`: number of steps of a run."""
-        rows = [
-            {
-                "name": (job := job_of(trial)),
-                "values": describe(trial.params),
-                "state": STATES.get(trial.state.name, "running" if job in at else "waiting"),
-                "steps": steps,
-                "machine": at.get(job, trial.user_attrs.get(PLACE, "")),
-                "score": score_of(trial),
-                "reason": trial.user_attrs.get(REASON, ""),
-            }
-            for trial in search.trials
-        ]
-        write_json(self.path / JOBS, {"jobs": rows}, private=True)
 
     def settled(self, values: Values) -> tuple[Config, int]:
         """All settings of a combination's run, with paths as seen from a trial's folder; and its number of steps.

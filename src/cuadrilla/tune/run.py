@@ -77,8 +77,7 @@ class Searching:
         with UsersCode():
             return self.folder.make_trial(job, dict(self.search.trial(job).params))
 
-    def begun(self, _job: str, _place: str) -> None:
-        self._write_jobs()
+    def begun(self, _job: str, _place: str) -> None: ...
 
     def ended(self, ended: Ended) -> None:
         if ended.complete:
@@ -90,7 +89,6 @@ class Searching:
             self._finish(replace(ended, reason=ended.reason or BEHIND), None)
         else:
             self.search.give_back(ended.job)
-            self._write_jobs()
 
     def unwanted(self) -> list[str]:
         """Running trials that are behind the others, if `tune.prune` is set."""
@@ -114,14 +112,9 @@ class Searching:
         metric = self.search.section.metric or "val_loss"
         return Message("no step has {name}; there are {known}", name=metric, known=known)
 
-    def _write_jobs(self) -> None:
-        at = {job: place for executor in self.executors for place, job in executor.busy.items()}
-        self.folder.write_jobs(self.search, at=at, steps=self.num_steps)
-
     def _finish(self, ended: Ended, score: float | None) -> None:
         self.search.finish(ended, score=score, pruned=ended.job in self._behind)
         self._behind.discard(ended.job)
-        self._write_jobs()
         self.tell(ended, score)
         best = self.search.best
         for trial in self.search.ended:
@@ -148,11 +141,11 @@ def open_search(run_file: Path, *, sets: Sequence[str], executors: Sequence[Exec
         search = Search(config.tune, space=space, storage=open_storage(folder.study))
         same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
         search.require_same(to_toml(same), folder=typed(folder.path))
-        folder.write_jobs(search, at={}, steps=steps)
+        status = RunDir(folder.path).status
+        write_json(status, {"state": "running"}, private=True)
         try:
             yield Searching(folder=folder, search=search, executors=executors, num_steps=steps)
         finally:
             for executor in executors:
                 executor.close()
-            state = "complete" if search.has_tried_all else "stopped"
-            write_json(RunDir(folder.path).status, {"state": state}, private=True)
+            write_json(status, {"state": "complete" if search.has_tried_all else "stopped"}, private=True)

@@ -1,6 +1,6 @@
 """The HTTP calls of the dashboard's page, answered from run directories.
 
-* `GET /api/runs`: a row for each run and for each search.
+* `GET /api/runs`: a row for each run.
 * `GET /api/follow?of=KEY`: a stream of server-sent events, each with the run's changes since the one before.
 * `GET /api/run?of=KEY`: the curves and the settings of one run, for a comparison.
 * `POST /api/stop?of=KEY`: the run saves and stops. `POST /api/notes?of=KEY`: store a person's notes on the run.

@@ -5,6 +5,8 @@ const AGAIN = _("An answer of {worker} was computed again: {why}.");
 const TOLD = {
   joined: () => _("{worker} joined."),
   left: ({ reason }) => (reason ? _("{worker} left: {reason}.") : _("{worker} left.")),
+  assigned: () => _("{worker} trains {job}."),
+  returned: ({ state }) => (state === "complete" ? _("{worker} has trained {job}.") : _("{worker} has given {job} back: {state}.")),
   evicted: () => _("{worker} was sent away ({reason})."),
   died: () => _("The process {worker} died: {reason}."),
   late: () => _("{worker} is late: its work was given to others, too."),
@@ -55,7 +57,7 @@ function reasonOf(text) {
 /** A detail of an event; names of machines are not translated. */
 function detail(key, value) {
   if (typeof value !== "string") return known(value) ? short(value) : String(value);
-  return ["worker", "highest"].includes(key) ? value : reasonOf(value).replace(/\.$/, "");
+  return ["worker", "job", "highest"].includes(key) ? value : reasonOf(value).replace(/\.$/, "");
 }
 
 function sentence({ event, details }) {

@@ -4,7 +4,7 @@ const FROZEN = JSON.parse($("frozen").textContent); // a run as it was when this
 const TABS = ["crew", "train", "runs", "samples", "logs", "about"].filter((name) => !FROZEN || name !== "runs");
 const SHOW = { crew: showCrew, train: showTrain, runs: showRuns, samples: showSamples, logs: showLogs, about: showAbout };
 /** What of the news a page shows. */
-const SHOWS = { crew: ["crew", "jobs", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: ["about"] };
+const SHOWS = { crew: ["crew", "points", "head"], train: ["figures", "shares", "events", "head"], runs: [], samples: ["samples"], logs: ["log"], about: ["about"] };
 const CONNECTING = _("connecting…"), LIVE = _("live"), WRITTEN = _("as of {time}");
 const LOST = _("The dashboard does not answer; trying again…");
 const NO_RUN = _("There is no run here yet. One that begins is shown by itself.");
@@ -52,7 +52,6 @@ async function follow(key) {
 let wanted = new Set(), isDrawing = false;
 
 function told(news) {
-  if (news.jobs?.length && tab === "train" && !data.figures.x.length) openTab("crew"); // nothing is trained in its folder
   for (const name of Object.keys(news)) wanted.add(name);
   if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
   showLive(FROZEN ? WRITTEN : LIVE);
@@ -126,7 +125,7 @@ async function lookForRuns() {
   if (problem && [LOST, NO_RUN, GONE].includes(problem[0])) tell(null);
   runs = found.runs;
   showRunList();
-  const isThere = runs.some(({ key, hands_out }) => key === current || (hands_out && current?.startsWith(`${key}/`)));
+  const isThere = runs.some(({ key }) => key === current);
   if (!isThere && current !== null) tell(GONE, { run: current }); // what was shown of it stays
   else if (!isThere && !runs.length) return tell(NO_RUN);
   else if (!isThere) choose(runs[0].key);
@@ -138,7 +137,7 @@ async function lookForRuns() {
   }
 }
 
-/** With the one that is shown, which may be a trial of a search (those are not listed), or gone. */
+/** With the one that is shown, which may be gone. */
 function showRunList() {
   const keys = new Set([...runs.map(({ key }) => key), ...(current === null ? [] : [current])]);
   options($("run"), [...keys].map((key) => [key, key]));

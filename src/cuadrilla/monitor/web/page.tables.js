@@ -76,7 +76,6 @@ function showCrew() {
   const machines = crew.map((machine) => (machine.here || !isRunning ? machine : { ...machine, usage: undefined, waiting_part: null, round_trip_seconds: null }));
   const nameOf = ({ here }) => (here ? "" : "gone"), below = (machine, width) => (opened.has(machine.name) ? [aloneRow(machine, width)] : []);
   fillTable(document.querySelector("#crew .machines"), MACHINE_COLUMNS, machines, { nameOf, below });
-  fillTable(document.querySelector("#crew .jobs"), JOB_COLUMNS, data.jobs, { nameOf: ({ state }) => state });
 }
 
 function toggle(name) {

@@ -1,12 +1,12 @@
 // The pages. `data` is what the stream has told of the run that is shown.
 
 const MAX_EVENTS = 500, MAX_SAMPLES = 100, MAX_LOG = 1000, MAX_LOG_ROWS = 400, MAX_POINTS = 120, MAX_COMPARED = 6;
-const fresh = () => ({ head: {}, crew: [], jobs: [], about: {}, figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
+const fresh = () => ({ head: {}, crew: [], about: {}, figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
 let data = fresh();
 
 function take(news) {
   if (news.anew) data = fresh();
-  for (const name of ["head", "crew", "jobs", "about"]) if (news[name]) data[name] = news[name];
+  for (const name of ["head", "crew", "about"]) if (news[name]) data[name] = news[name];
   if (news.figures) merge(data.figures, news.figures, null);
   if (news.shares) merge(data.shares, news.shares, 0);
   for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MAX_POINTS));
@@ -38,14 +38,13 @@ function showHead() {
   const figures = FIGURES.filter(([, key]) => known(now[key])).map(([name, key, shown]) => [say(name), shown(now[key])]);
   const part = known(now.num_steps) && state !== "complete" ? (now.version ?? 0) / now.num_steps : null;
   if (known(now.left_seconds)) figures.unshift([say("time left"), duration(now.left_seconds)]);
-  if (known(now.version)) figures.unshift([say("step"), stepOf({ step: now.version, steps: now.num_steps }), part]);
+  if (known(now.version)) figures.unshift([say("step"), known(now.num_steps) ? `${whole(now.version)} / ${whole(now.num_steps)}` : whole(now.version), part]);
   for (const key of Object.keys(now).filter((name) => isMeasure(name) && known(now[name]))) {
     const error = now[`${key}_error`];
     figures.push([measure(key), short(now[key]) + (known(error) ? ` ± ${error.toLocaleString(language, { maximumSignificantDigits: 2 })}` : "")]);
   }
   if (known(now.best_loss)) figures.push([say("lowest held-out loss"), say("{value} at step {n}", { value: short(now.best_loss), n: whole(now.best_version) })]);
   if (here) figures.push([say("machines"), whole(here)]);
-  if (data.jobs.length) figures.push([say("have ended"), `${whole(data.jobs.filter(hasEnded).length)} / ${whole(data.jobs.length)}`]);
   $("figures").replaceChildren(...figures.map(([name, value, done]) => {
     const card = make("div");
     make("dt", known(done) ? `${name} · ${percent(done)}` : name, card);
@@ -53,29 +52,6 @@ function showHead() {
     if (known(done)) bar(cell, done);
     return card;
   }));
-}
-
-// The runs of a queue in their order, or the trials of a search
-
-const hasEnded = ({ state }) => ["complete", "failed", "stopped"].includes(state);
-const stepOf = (job) => (known(job.step) ? (known(job.steps) ? `${whole(job.step)} / ${whole(job.steps)}` : whole(job.step)) : "");
-const figureOf = (value) => (known(value) ? short(value) : "");
-const JOB_COLUMNS = [
-  { title: _("job"), name: "first", of: ({ title }) => title, fill: (cell, job) => pressable(cell, () => openJob(job)) },
-  { title: _("state"), of: ({ state }) => state, fill: (cell, { state }) => badge(cell, state) },
-  { title: _("machine"), of: ({ machine }) => machine, fill: (cell, { state }) => cell.classList.toggle("faint", state !== "running") },
-  { title: _("step"), number: true, of: stepOf, fill: (cell, job) => { if (known(job.step) && job.steps) bar(cell, job.step / job.steps); } },
-  { title: _("loss"), number: true, of: ({ loss }) => figureOf(loss) },
-  { title: _("bits per byte"), number: true, of: (job) => figureOf(job.val_bits_per_byte) },
-  { title: _("score"), number: true, of: ({ score }) => figureOf(score) },
-  { title: _("settings"), name: "values", of: ({ values }) => values ?? "" },
-  { title: _("reason"), name: "why", of: ({ reason }) => reasonOf(reason ?? "") },
-];
-
-/** Its curves: a run of the list, or a trial, which the list does not have. */
-function openJob(job) {
-  choose(runs.find(({ path }) => path === job.run)?.key ?? `${current}/${job.name}`);
-  openTab("train", { focus: true });
 }
 
 // Run
@@ -158,7 +134,7 @@ function fillChoice(cell, { key }) {
 
 function showRuns() {
   shownRuns = JSON.stringify(runs);
-  fillTable(document.querySelector("#runs .list"), RUN_COLUMNS, runs.filter(({ hands_out }) => !hands_out), { nameOf: ({ key }) => (key === current ? "chosen" : "") });
+  fillTable(document.querySelector("#runs .list"), RUN_COLUMNS, runs, { nameOf: ({ key }) => (key === current ? "chosen" : "") });
   showComparison();
 }
 

@@ -1,12 +1,11 @@
 """The runs that a dashboard shows: the named run folders, and the runs in named folders.
 
-The page addresses a run by its key, a name that we give it; the page never sends a path. Searches have keys too. The
-trials of a search are not in the list, because there may be many, but each can be opened.
+The page addresses a run by its key, a name that we give it; the page never sends a path. A search is read like a run,
+and its trials are runs.
 """
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import threading
@@ -17,14 +16,12 @@ from typing import Any
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.follow import newest_figures
-from cuadrilla.monitor.jobs import is_run, open_run
-from cuadrilla.monitor.run import RUNNING, RunReader, modified, state_of
+from cuadrilla.monitor.run import RUNNING, RunReader, is_run, modified, open_run, state_of
 from cuadrilla.rundir import RunDir, read_object
-from cuadrilla.tune.folder import JOBS, TUNE
+from cuadrilla.tune.folder import TUNE
 
 MAX_RUNS, MAX_OPEN = 500, 50
 LOOK_SECONDS = 3.0
-TRIAL = re.compile(r"t[0-9]{4,6}")
 
 
 class Runs:
@@ -42,7 +39,7 @@ class Runs:
         self._open: dict[Path, RunReader] = {}
 
     def names(self) -> list[str]:
-        """Keys of the runs found, the one written last first; then of searches."""
+        """Keys of the runs found, the one written last first."""
         with self._lock:
             if time.monotonic() - self._looked > LOOK_SECONDS:
                 self._paths = self._find()
@@ -53,7 +50,7 @@ class Runs:
         """The reader of a run, refreshed; None if there is no such run."""
         self.names()
         with self._lock:
-            path = self._path(key)
+            path = self._paths.get(key)
             if path is None:
                 return None
             found = self._open.pop(path, None) or open_run(path)
@@ -64,12 +61,12 @@ class Runs:
         return found
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A row for each run, from the end of its files. `hands_out`: a search. `stops`: `stop` works."""
+        """A row for each run, from the end of its files. `stops`: `stop` works."""
         self.names()
         found = []
         for key, path in self._paths.items():
-            run, hands_out = RunDir(path), (path / JOBS).is_file()
-            row = {"key": key, "path": str(path), "hands_out": hands_out, "state": (state := state_of(run))}
+            run = RunDir(path)
+            row = {"key": key, "state": (state := state_of(run))}
             more = {"stops": self._process(run, state) is not None, "updated": modified(run.metrics)}
             found.append({**newest_figures(run.metrics), **row, **more})
         return found
@@ -91,41 +88,29 @@ class Runs:
         is_here = (owner.get("host"), owner.get("pid")) == (socket.gethostname(), pid)
         return pid if is_here and state == RUNNING else None
 
-    def _path(self, key: str) -> Path | None:
-        """The folder of a key in the list, or of a trial."""
-        if key in self._paths:
-            return self._paths[key]
-        search, _, name = key.rpartition("/")
-        path = self._paths.get(search, Path()) / name
-        return path if search in self._paths and TRIAL.fullmatch(name) and is_run(path) else None
-
     def _find(self) -> dict[str, Path]:
         found = {path.resolve() for place in self._places for path in _found(place)}
-        runs = sorted(found, key=_newest_first)[:MAX_RUNS]
-        searches = [path / TUNE for path in runs if (path / TUNE / JOBS).is_file()]
         keyed: dict[str, Path] = {}
-        for path in dict.fromkeys([*runs, *searches]):
+        for path in sorted(found, key=_newest_first)[:MAX_RUNS]:
             keyed[next(name for name in _names_of(path) if name not in keyed)] = path
         return keyed
 
 
 def _names_of(path: Path) -> list[str]:
-    """The keys that a folder may have, the best first."""
-    beside = f"{path.parent.name}/{path.name}"
-    numbered = (f"{beside} ({number})" for number in range(2, MAX_RUNS + 2))
-    return [beside, *numbered] if path.name == TUNE else [path.name, beside, *numbered]
+    """The keys that a folder may have, the best first. That of a search or a trial begins with its run."""
+    least = 2 if path.name == TUNE else 3 if path.parent.name == TUNE else 1
+    short, long = ("/".join(path.parts[-count:]) for count in (least, least + 1))
+    return [short, long, *(f"{long} ({number})" for number in range(2, MAX_RUNS + 2))]
 
 
-def _found(place: Path) -> Iterator[Path]:
-    """The folder itself if it is a run or a search; else the runs in it and in its folders."""
-    if is_run(place) or (place / JOBS).is_file():
+def _found(place: Path, *, depth: int = 2) -> Iterator[Path]:
+    """The folder itself if it is a run, with its search and the trials; else the runs in its folders, so deep."""
+    if is_run(place):
         yield place
-        return
-    for folder in _folders(place):
-        if is_run(folder):
-            yield folder
-        else:
-            yield from filter(is_run, _folders(folder))
+        yield from filter(is_run, _folders(place)) if place.name == TUNE else _found(place / TUNE, depth=0)
+    elif depth:
+        for folder in _folders(place):
+            yield from _found(folder, depth=depth - 1)
 
 
 def _folders(place: Path) -> list[Path]:
@@ -136,4 +121,5 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _newest_first(path: Path) -> float:
-    return -modified(RunDir(path).metrics)
+    run = RunDir(path)
+    return -max(modified(run.metrics), modified(run.events))
