@@ -146,7 +146,7 @@ def ended(executor: LocalExecutor) -> Ended:
 
 
 def test_a_task_may_print_as_much_as_it_likes_and_one_that_ends_its_process_has_lost_its_job(tmp_path: Path) -> None:
-    """It prints more than a pipe holds, in the one process that trains all jobs."""
+    """It prints more than a pipe holds."""
     prints, exits = (make_run(tmp_path / name, steps=4) for name in ("uno", "dos"))
     loss, executor = "def loss(self, model, batch):", LocalExecutor(HERE, logs=tmp_path / "logs")
     (prints.path / "task.py").write_text(TASK.replace(loss, f'{loss} print("x" * 40_000);'))

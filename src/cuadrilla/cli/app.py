@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from cuadrilla.cli.output import options, report_error, say
+from cuadrilla.cli.output import keep_answer_apart, options, report_error, say
 from cuadrilla.cli.verbs import INSTEAD, VERBS
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
@@ -72,7 +72,10 @@ def root(
     options.supervised = supervised
     if supervised:
         end_with_parent()
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # in the background it may still write, and move the cursor
+        if options.json:
+            keep_answer_apart()
+        if hasattr(signal, "SIGTTOU"):
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # in the background it may still write, and move the cursor
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:

@@ -42,7 +42,7 @@ class Options:
     debug: bool = False
     json: bool = False
     supervised: bool = False
-    """This process is the child that coordinates."""
+    """This process is the child that trains: a coordinator, or a job."""
     answers: TextIO | None = None
     """The stdout that a child process has kept for its answer (`keep_answer_apart`)."""
 

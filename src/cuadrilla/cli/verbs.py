@@ -33,7 +33,6 @@ VERBS = {
     "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, ready to take over."),
     "promote": Verb("standby", "promote", CREW, "Coordinate the crew from this standby."),
     "work": Verb("crew", "work", "", "What a coordinator, or `join`, starts for each device."),
-    "work-on": Verb("jobs", "work_on", "", "What `tune` and `join` start for whole runs."),
     "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
     "generate": Verb("model", "generate", MODELS, "Generate text with a trained model."),
     "eval": Verb("evaluate", "evaluate", MODELS, "Held-out loss and bits per byte; a table of several models."),

@@ -38,17 +38,16 @@ def cuadrilla_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cuadrilla", *arguments]
 
 
-def end_with_parent(hear: Callable[[str], object] = lambda _line: None) -> None:
-    """In a child: end when the parent does. `hear` gets the parent's lines. Standard input is empty from now on."""
+def end_with_parent() -> None:
+    """In a child: end when the parent does. Standard input is empty from now on."""
     lifeline = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    threading.Thread(target=_follow, args=(lifeline, hear), daemon=True).start()
+    threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
 
 
-def _follow(lifeline: int, hear: Callable[[str], object]) -> None:
-    for line in os.fdopen(lifeline, encoding="utf-8"):
-        hear(line.rstrip("\n"))
+def _follow(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns at the end of the parent, which writes nothing
     os._exit(LinkError.exit_code)
 
 
@@ -85,18 +84,20 @@ class Children:
         stderr: IO[bytes] | None = None,
         again: Callable[[int], bool] = lambda _signal: False,
         answers: bool = True,
+        apart: bool = False,
     ) -> None:
         """`environment`: variables besides this process's own. Neither it nor `command` holds secrets. `again`: whether
-        to restart the child after this signal. Without `answers` the child writes to our standard output, and is in a
-        process group of its own.
+        to restart the child after this signal. Without `answers` the child writes to our standard output. `apart`: in a
+        process group of its own, which a terminal's Ctrl-C does not reach.
         """
 
         def run() -> "subprocess.Popen[str]":
-            variables = {**os.environ, **environment}
-            if not answers:
-                return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=variables, process_group=0)
-            self._answers[name] = out = tempfile.TemporaryFile()  # noqa: SIM115  # it is read when the child has ended
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=stderr, text=True, env=variables)
+            if answers:
+                self._answers[name] = tempfile.TemporaryFile()  # noqa: SIM115  # it is read when the child has ended
+            out, env, group = self._answers.get(name), {**os.environ, **environment}, 0 if apart else None
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=out, stderr=stderr, text=True, env=env, process_group=group
+            )
 
         self._programs[name] = run, again
         self.alive[name] = run()
@@ -151,8 +152,7 @@ class Children:
 def _cut_off(process: "subprocess.Popen[str]") -> None:
     """Close a child's standard input, with which the child ends."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # a line was written to it when it had just ended
-        process.stdin.close()
+    process.stdin.close()
 
 
 def _parse(said: str) -> Mapping[str, str] | None:

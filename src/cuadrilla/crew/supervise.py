@@ -66,7 +66,7 @@ def supervise(
     children = Children()
     with handling({signal.SIGINT: hear, signal.SIGTERM: hear, signal.SIGHUP: hear if ends else signal.SIG_IGN}):
         command = cuadrilla_command("--supervised", *arguments)
-        children.start(COORDINATOR, command, environment={}, again=again, answers=False)
+        children.start(COORDINATOR, command, environment={}, again=again, answers=False, apart=True)
         while (child := children.alive.get(COORDINATOR)) is not None:
             while pending:
                 child.send_signal(pending.popleft())

@@ -1,7 +1,6 @@
-"""Jobs in processes of this machine: each place has a process, which trains one run after the other.
+"""Jobs in processes of this machine: at each place one `cuadrilla train` after the other.
 
-A process gets a job as a line on its standard input, the run's folder. It writes the outcome into that folder. If it is
-killed, its job is lost. If a training fails, the process writes why and ends.
+If such a process is killed, its job is lost. If a training fails, the process writes why and ends.
 """
 
 import os
@@ -13,14 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.crew.children import Children, cuadrilla_command
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors
+from cuadrilla.runfile import literal
 
 SILENT = Message("its process ended without a result")
-OUTCOME = "outcome.json"
-"""In a job's folder, written by its process: whether its run is complete."""
+STATES = ("complete", "stopped")
+"""In `status.json` of a run that has ended in order: stopped by `evaluate.patience` if its process was not asked to."""
+GIVEN_BACK = (INTERRUPTED_EXIT_CODE, -signal.SIGTERM)
+"""Exit codes of a process that has saved its run because it was asked to, or had nothing to save yet."""
 
 
 @dataclass(kw_only=True)
@@ -57,38 +60,31 @@ class LocalExecutor:
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises ResourceError."""
-        (run.path / OUTCOME).unlink(missing_ok=True)
-        if place not in self._children.alive:
-            make_private(self._logs)
-            use = self._uses[place]
-            device = ["--device", use.device] if use.device else []
-            command = cuadrilla_command("--json", "work-on", "--threads", str(use.threads), *device)
-            with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
-                self._children.start(place, command, environment=use.environment, stderr=output)
+        make_private(self._logs)
+        use = self._uses[place]
+        sets = [f"train.threads={use.threads}"] if use.threads else []
+        sets += [f"train.device={literal(use.device)}"] if use.device else []
+        flags = [word for each in sets for word in ("--set", each)]
+        command = cuadrilla_command("--supervised", "--json", "train", str(run.path), "--allow-changes", *flags)
+        with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
+            run.status.unlink(missing_ok=True)  # the job's process writes it
+            self._children.start(place, command, environment=use.environment, stderr=output, apart=True)
         self._begun[place] = _Begun(job=job, run=run, began=time.monotonic())
-        with suppress(BrokenPipeError):  # it has just died, which `poll` will find
-            stdin = self._children.alive[place].stdin
-            assert stdin is not None
-            stdin.write(f"{run.path}\n")
-            stdin.flush()
 
     def poll(self) -> list[Ended]:
-        codes, found = self._children.poll(), []
-        for place, begun in list(self._begun.items()):
-            outcome = read_object(begun.run.path / OUTCOME)
-            if not outcome and place not in codes:
-                continue
-            del self._begun[place]
-            code = 0 if outcome else codes[place]
-            in_order = bool(outcome) or (begun.preempted and code == 0)
+        found = []
+        for place, code in self._children.poll().items():
+            begun, reason = self._begun.pop(place), self._reasons.get(place, SILENT)
+            complete = code == 0 and read_object(begun.run.status).get("state") in STATES
+            in_order = complete or code in GIVEN_BACK
             found.append(
                 Ended(
                     job=begun.job,
                     place=place,
-                    complete=outcome.get("complete") is True,
+                    complete=complete,
                     lost=not in_order and code <= 0,
                     seconds=time.monotonic() - begun.began,
-                    reason="" if in_order else self._reasons.get(place, SILENT),
+                    reason="" if in_order else reason,
                 )
             )
         self._reasons.clear()
@@ -103,6 +99,6 @@ class LocalExecutor:
                     os.kill(pids[place], signal.SIGTERM)
 
     def close(self) -> None:
-        """End all processes. `start` makes a new one where it needs one."""
+        """End all processes."""
         self._children.end(finish_seconds=0.0)
         self._begun.clear()

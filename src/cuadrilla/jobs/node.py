@@ -226,7 +226,7 @@ class JobWorker:
         """Clear the job away: it has ended, or goes on elsewhere."""
         if self._doing is None:
             return
-        if self._executor.busy or self._doing.preempted_at is not None:  # a process that has saved ends a moment later
+        if self._executor.busy:
             self._executor.close()
         shutil.rmtree(self._doing.run.path, ignore_errors=True)
         self._doing = None
