@@ -198,7 +198,7 @@ def test_more_slots_than_memory_holds(model: InferenceModel, monkeypatch: pytest
     monkeypatch.setattr(InferenceModel, "new_cache", _out_of_memory)
     monkeypatch.setattr(served, "open_model", lambda _path, **_given: opened(model))
     with pytest.raises(ResourceError, match="second: not enough memory to continue 2 texts at once") as raised:
-        served.open_served(Path("x"), name="second", device="cpu", newest=False, precision="fp32", slots=2, queue=0)
+        served.open_served(Path("x"), name="second", device="cpu", precision="fp32", slots=2, queue=0)
     assert "--slots 1" in raised.value.hint
 
 

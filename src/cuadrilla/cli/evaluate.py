@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.model import Device, Newest, about
+from cuadrilla.cli.model import Device, about
 from cuadrilla.cli.output import emit, emit_json, emit_table, named, options, say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.errors import ConfigError
@@ -36,14 +36,13 @@ def evaluate(
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,
     text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
     device: Device = "auto",
-    newest: Newest = False,
 ) -> None:
     """Held-out loss and bits per byte of a run; with more models or test files, a table that compares them."""
     from cuadrilla.train.trained import load_trained, run_of
 
     run = run_of(models[0])
     if len(models) == 1 and run is not None and not text:
-        trained = load_trained(run, device=device, newest=newest)
+        trained = load_trained(run, device=device)
         say(about(trained))
         _say_on_what(trained)
         result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=0)}
@@ -58,7 +57,7 @@ def evaluate(
         hint = "leave it out, or evaluate {path} alone"
         raise ConfigError("--stories works only with one run on its own data", path=models[0], hint=hint)
     tests = _open_tests(models, texts=text or [], pairs=pairs)
-    _compare(models, tests, device=device, newest=newest)
+    _compare(models, tests, device=device)
 
 
 def _say_on_what(trained: "Trained") -> None:
@@ -100,14 +99,14 @@ def _show(result: dict[str, Any]) -> None:
     )
 
 
-def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str, newest: bool) -> None:
+def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str) -> None:
     """Measure one model at a time, so that one is in memory. Print a row for each figure, a column for each model."""
     from cuadrilla.train.trained import open_model
 
     measured: list[dict[str, Any]] = []
     figures: list[list[Figure]] = []
     for path in paths:
-        model = open_model(path, device=device, newest=newest)
+        model = open_model(path, device=device)
         say("{path}: {model}", path=path, model=about(model))
         found: list[Figure] = []
         with shown_progress() as progress:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.model import Newest
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed, write_atomic
@@ -23,7 +22,6 @@ CARD = "README.md"
 def export_hf(
     run: Run,
     to: Annotated[Path | None, typer.Option("--to", help="The folder to write (default: RUN-hf, here).")] = None,
-    newest: Newest = False,
 ) -> None:
     """A folder that Hugging Face's transformers opens, with a model card."""
     from cuadrilla.model.hf import FILES, save_hf
@@ -34,7 +32,7 @@ def export_hf(
     strange = [name for name in there if name not in (*FILES, CARD) and not name.startswith(".")]
     if strange:
         raise ConfigError("{to} holds something else: {name}", to=to, name=strange[0], hint="name a new folder")
-    found = _open(run, newest=newest)
+    found = _open(run)
     save_hf(found.model, to, tokenizer=found.tokenizer)
     write_atomic(to / CARD, model_card(found))
     _report(to, found, num_bytes=sum(path.stat().st_size for path in to.iterdir()))
@@ -47,7 +45,6 @@ def export_gguf(
         Path | None, typer.Option("--to", help="The file to write; its name ends in .gguf (default: RUN.gguf, here).")
     ] = None,
     f16: Annotated[bool, typer.Option("--f16", help="Store the matrices in half precision (half the bytes).")] = False,
-    newest: Newest = False,
 ) -> None:
     """One file for llama.cpp and the programs built on it."""
     from cuadrilla.model.gguf import Description, write_gguf
@@ -57,7 +54,7 @@ def export_gguf(
     if to.suffix.lower() != ".gguf" or to.is_dir():
         proposed = to / "model.gguf" if to.is_dir() else to.with_suffix(".gguf")
         raise ConfigError("{to} is not the name of a GGUF file", to=to, path=typed(proposed), hint="--to {path}")
-    found = _open(run, newest=newest)
+    found = _open(run)
     assert found.run is not None
     assert found.step is not None
     model = found.model
@@ -70,10 +67,10 @@ def export_gguf(
     _report(to, found, num_bytes=to.stat().st_size)
 
 
-def _open(run: Path, *, newest: bool) -> "LanguageModel":
+def _open(run: Path) -> "LanguageModel":
     from cuadrilla.train.trained import open_model
 
-    found = open_model(run, device="cpu", newest=newest, precision="fp32")
+    found = open_model(run, device="cpu", precision="fp32")
     if found.run is None:
         raise ConfigError("{path} is not a run", path=run, hint="name a trained run")
     return found

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cuadrilla.train.trained import LanguageModel, Trained
 
 Run = Annotated[Path, typer.Argument(help="A trained run folder, or a folder in Hugging Face's layout.")]
-Newest = Annotated[bool, typer.Option("--newest", help="The last step, not the one with the lowest held-out loss.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")]
 
 
@@ -34,14 +33,13 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Device = "auto",
-    newest: Newest = False,
 ) -> None:
     """Generate text with a trained model."""
     from cuadrilla.model.sampling import Sampling
     from cuadrilla.train.trained import open_model
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    opened = open_model(run, device=device, newest=newest)
+    opened = open_model(run, device=device)
     say(about(opened))
     written = []
     for index in range(num):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cuadrilla.cli.model import Device, Newest, Run, about
+from cuadrilla.cli.model import Device, Run, about
 from cuadrilla.cli.output import say
 from cuadrilla.errors import EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
@@ -38,7 +38,6 @@ def serve(
         Path | None, typer.Option("--api-key-file", help="A file with the key that callers must send.")
     ] = None,
     device: Device = "auto",
-    newest: Newest = False,
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(help="auto (what the run asks for, or what is best here), fp32, bf16, on a GPU fp16."),
@@ -58,7 +57,7 @@ def serve(
         from cuadrilla.serve.listen import CALLS_SECONDS, listen, url_of
         from cuadrilla.serve.served import open_served
 
-        load = partial(open_served, device=device, newest=newest, precision=precision, slots=slots, queue=queue)
+        load = partial(open_served, device=device, precision=precision, slots=slots, queue=queue)
         with ThreadPool(1) as pool:  # this thread ends with its OpenMP helpers: more helpers than cores would sleep
             served = pool.apply(load, (model,), {"name": name})
         app: Any = Edge(make_app(served), key=key, pages=True)

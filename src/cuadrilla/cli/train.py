@@ -145,8 +145,7 @@ def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_pa
         emit_json({**head, **finite(outcome.last_row)})
     if outcome.best is not None and outcome.best != outcome.version:
         say(
-            "best       step {step} has the lowest held-out loss: `eval`, `generate` and `export` use it; "
-            "--newest uses the last step",
+            "best       step {step} has the lowest held-out loss: `eval`, `generate` and `export` use it",
             step=outcome.best,
         )
     if outcome.complete:

@@ -75,7 +75,7 @@ class ServedModel:
 
 
 def open_served(
-    path: Path, *, name: str, device: str, newest: bool, precision: str, slots: int, queue: int
+    path: Path, *, name: str, device: str, precision: str, slots: int, queue: int
 ) -> ServedModel | Predictor:
     """Open a language model or a user's task. `name` "": that of its folder. `slots` 0: as many as memory allows.
 
@@ -83,8 +83,8 @@ def open_served(
     """
     name, run = name or _name(path), run_of(path)
     if run is not None and not isinstance(read_run_config(run).task, LanguageTaskSection):
-        return Predictor(name, load_trained(run, device=device, newest=newest))
-    opened = open_model(path, device=device, newest=newest, precision=precision)
+        return Predictor(name, load_trained(run, device=device))
+    opened = open_model(path, device=device, precision=precision)
     rows = _rows(opened, name=name, slots=slots or slots_for(opened))
     return ServedModel(name=name, opened=opened, rows=rows, queue=queue)
 

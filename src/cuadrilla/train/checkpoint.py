@@ -146,7 +146,7 @@ class Step:
         if self.version == self.newest:
             return Message("step {step}", step=self.version)
         return Message(
-            "step {step} (lowest held-out loss; the newest is {newest}: --newest)",
+            "step {step} (lowest held-out loss; the newest is {newest})",
             step=self.version,
             newest=self.newest,
         )
