@@ -1,7 +1,7 @@
 """The sections and keys of a run file, as frozen and checked pydantic models (`runfile.py` reads the file).
 
 Precedence: defaults < file < `--set section.key=value`. Environment variables never change a run. An unknown key is
-an error that names the nearest known one. The string under a field is its help text; `cuadrilla train --explain-config`
+an error that names the nearest known one. The string under a field is its help text; `cuadrilla train --show-config`
 prints it. A component receives its own section, never `Config`.
 """
 

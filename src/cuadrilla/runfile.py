@@ -46,7 +46,7 @@ SIZES = {  # for a first run of this size: tokens, and sequences in a batch (Non
 }
 
 RUN_FILE = """\
-# A run of cuadrilla. `cuadrilla train --explain-config` explains every key; what is not here has its default.
+# A run of cuadrilla. `cuadrilla train --show-config` explains every key; what is not here has its default.
 schema = 1
 
 [run]
@@ -280,7 +280,7 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
         key=key,
         problem=in_our_words(problem),
         given=str(given)[:80],
-        hint="`cuadrilla train --explain-config` explains each key",
+        hint="outside of a run's folder, `cuadrilla train --show-config` explains each key",
     )
 
 

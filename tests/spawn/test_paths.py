@@ -34,7 +34,7 @@ def test_text_data_and_run_in_a_folder_of_any_name(tmp_path: Path, name: str) ->
 def test_a_full_disk_behind_what_is_printed(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*COMMAND, "train", "--explain-config"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=150,
+            [*COMMAND, "train", "--show-config"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=150,
             check=False,
         )  # fmt: skip
     assert done.returncode == 8

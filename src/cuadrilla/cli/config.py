@@ -1,4 +1,4 @@
-"""`train --show-config` and `--explain-config`, and options that several commands share."""
+"""`train --show-config`, and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import emit_table, options
-from cuadrilla.config import Config, Section
+from cuadrilla.config import Config
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import dump, leaves, read_run_file, resolve
 
+EXAMPLE = '[data]\nfolder = "data"\n[train]\nsteps = 1\n'
 SIZES = ("layers", "heads", "width", "context")
 
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
@@ -25,12 +26,13 @@ def folder_of(run: Path) -> RunDir:
     return RunDir((run.parent if run.is_file() else run).resolve())
 
 
-def show_config(run: Path, sets: list[str]) -> None:
-    """Print every value of a run and its origin: default, file, --set, or the reason of the rule that chose it."""
+def show_config(run: Path | None, sets: list[str]) -> None:
+    """Print every value of a run, its origin (default, file, --set, or the reason of the rule that chose it) and its
+    meaning. No `run`: of a run with defaults only."""
     from cuadrilla.plan.decide import decide
 
-    resolved = read_run_file(run, sets=sets)
-    config, decisions = decide(resolved.config, folder_of(run))
+    resolved = resolve(EXAMPLE, sets=sets) if run is None else read_run_file(run, sets=sets)
+    config, decisions = decide(resolved.config, folder_of(run or Path()))
     filled = dict(zip([f"model.{size}" for size in SIZES], config.model.shape, strict=True))
     reasons = {decision.key: decision.reason for decision in decisions}
     rows = []
@@ -40,19 +42,15 @@ def show_config(run: Path, sets: list[str]) -> None:
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"
-        rows.append({"key": name, "value": value if options.json else repr(value), "origin": reasons.get(name, origin)})
-    emit_table(rows, folded=("value",))
+        row = {"key": name, "value": value if options.json else repr(value), "origin": reasons.get(name, origin)}
+        rows.append({**row, "meaning": _meaning(config, name)})
+    emit_table(rows, folded=("value", "origin", "meaning"))
 
 
-def explain_config() -> None:
-    """Print every key with its default and its help text."""
-    example = resolve('[data]\nfolder = "data"\n[train]\nsteps = 1\n').config
-    rows = []
-    for section in Config.model_fields:
-        value = getattr(example, section)
-        if isinstance(value, Section):
-            for key, field in type(value).model_fields.items():
-                text = Message(field.description or "")
-                meaning = text if options.json else shown(text, language()).replace("\n", " ")
-                rows.append({"key": f"{section}.{key}", "default": repr(getattr(value, key)), "meaning": meaning})
-    emit_table(rows)
+def _meaning(config: Config, name: str) -> str:
+    """The help text of a key, in the user's language; in English with `--json`."""
+    section, *keys = name.split(".")
+    if not keys:  # the schema
+        return ""
+    text = type(getattr(config, section)).model_fields[keys[0]].description or ""
+    return text if options.json else shown(Message(text), language()).replace("\n", " ")

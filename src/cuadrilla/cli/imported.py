@@ -21,7 +21,7 @@ MODEL_FOLDER = "model"
 HEAD = """\
 # A run of cuadrilla that begins with imported weights: `init` is read once, when the run begins. Its data are prepared
 # with `cuadrilla data prepare --tokenizer model/tokenizer.json`; the learning rate is low, so that what is known stays.
-# `cuadrilla train --explain-config` explains every key.
+# `cuadrilla train --show-config` explains every key.
 """
 
 

@@ -24,7 +24,7 @@ from cuadrilla.printable import filled, one_line, printable
 MAX_WIDTH = 10_000
 NAMES = (
     Message("agreement"), Message("as fast as the best alone"), Message("bits per byte"), Message("bytes"),
-    Message("cause"), Message("character"), Message("default"), Message("faults"), Message("file"),
+    Message("cause"), Message("character"), Message("faults"), Message("file"),
     Message("files"), Message("folder"), Message("key"), Message("licence"), Message("loss"), Message("machine"),
     Message("MB/s at the coordinator"), Message("meaning"), Message("measure"), Message("name"), Message("number"),
     Message("object"), Message("on"), Message("origin"), Message("pairs"), Message("pairs right"),

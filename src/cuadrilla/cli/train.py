@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import AllowChanges, Sets, explain_config, folder_of, show_config
+from cuadrilla.cli.config import AllowChanges, Sets, folder_of, show_config
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
@@ -97,14 +97,11 @@ def train(
         ),
     ] = "",
     show: Annotated[
-        bool, typer.Option("--show-config", help="Only show every value of the run, and where it comes from.")
+        bool,
+        typer.Option("--show-config", help="Only show every value of the run, where it comes from and what it means."),
     ] = False,
-    explain: Annotated[bool, typer.Option("--explain-config", help="Only explain every key of a run file.")] = False,
 ) -> None:
     """Train a run, or make a model of texts. Ctrl-C saves and stops; the same command goes on from there."""
-    if explain:
-        explain_config()
-        return
     began, words = time.monotonic(), what or ["run.toml"]
     of_texts = is_text(words[0]) or len(words) > 1 or bool(name or preset)
     if of_texts:
@@ -116,7 +113,7 @@ def train(
                 "there is no text and no run {name}", name=run, hint="name a file or folder of text, or a run"
             )
     if show:
-        show_config(run, sets or [])
+        show_config(run if what or run.exists() else None, sets or [])
         return
     more = practice_sets(practice) if practice else []
     length = {"train.epochs": epochs, "train.tokens": count_of(tokens) if tokens else 0, "train.steps": steps}
