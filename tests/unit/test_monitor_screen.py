@@ -66,7 +66,6 @@ def test_this_machine() -> None:
         "network     -  sends 120.0 MB/s  receives 34 kB/s",
         "battery  87 %  on battery",
     ]
-    assert "━" * 10 in lines(machine_screen(now, clock="03:50:11", width=100), width=100)[1]
 
 
 def test_a_machine_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +84,12 @@ def test_a_crew() -> None:
     )
     [far, *_] = lines(run_screen(CREW | {"num_steps": 2000, "left_seconds": 300.0}, clock="10:00:00"))
     assert "running  step 1,318 of 2,000 (66%)  5 min left  loss 4.111" in far
-    heads = "machine device phase share tokens/s waits CPU memory GPU GPU memory °C up down round trip lag last word"
+    heads = "machine phase share tokens/s waits CPU GPU °C up down lag last word"
     assert names.split() == heads.split()
-    shown = "pc cuda sending 50 % 1,234 7 % 50 % - 97 % 9.8/12.0 GiB 68 110.0 MB/s 50 kB/s 4 ms 3 s ! loss is nan"
+    shown = "pc sending 50 % 1,234 7 % 50 % 97 % 68 110.0 MB/s 50 kB/s 3 s ! loss is nan"
     assert pc.split() == shown.split()
-    assert "12.0/31.0 GiB" in mac
-    assert re.split(r" +", old)[:4] == ["old", "-", "gone", "-"]
+    assert mac.split()[:4] == ["mac", "sending", "50", "%"]
+    assert re.split(r" +", old)[:3] == ["old", "gone", "-"]
     narrow = lines(run_screen(CREW, clock="10:00:00", width=80), width=80)
     assert narrow[2].split()[:4] == ["machine", "phase", "share", "tokens/s"]
 
@@ -114,7 +113,7 @@ def test_what_this_machine_hands_out() -> None:
     crew = {**CREW, "name": "queue", "machines": [{**PC, "share": None, "job": "failed 3/9"}]}
     head, names, pc = lines(run_screen(crew, clock="10:00:00"))
     assert head.startswith("10:00:00  queue  running")
-    assert (names.split()[2], pc.split()[2:4]) == ("job", ["failed", "3/9"])
+    assert (names.split()[1], pc.split()[1:3]) == ("job", ["failed", "3/9"])
 
 
 def test_figures_in_words() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,38 +64,23 @@ def monitor(
 def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interval: float, *, once: bool) -> None:
     console = Console(file=stdout(), highlight=False)
     is_drawn = console.is_terminal and not console.is_dumb_terminal and not options.json
-    show: Callable[[RenderableType], None] = emit_drawn
-    with contextlib.ExitStack() as stack:
-        if is_drawn and not once:
-            show = stack.enter_context(_redrawn(console))
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False) if is_drawn and not once else None
+    with live or contextlib.nullcontext():
         following = time.monotonic()
         while True:
             now = read()
+            clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
+            screen = draw(now, clock=clock, width=console.width if is_drawn else None)
             if options.json:
                 emit_json(now, indent=None)  # one line for each sample
+            elif live is not None:
+                live.update(screen, refresh=True)
             else:
-                clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
-                show(draw(now, clock=clock, width=console.width if is_drawn else None))
+                emit_drawn(screen)
             if once:
                 return
             following = max(following + interval, time.monotonic())
             time.sleep(max(0.0, following - time.monotonic()))
-
-
-@contextlib.contextmanager
-def _redrawn(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Draw each sample on the terminal's alternate screen. At the end, print the last one on the normal screen."""
-    shown: list[RenderableType] = [""]
-
-    def show(screen: RenderableType) -> None:
-        shown[0] = screen
-        live.update(screen, refresh=True)
-
-    try:
-        with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
-            yield show
-    finally:
-        console.print(shown[0])
 
 
 class _ThisMachine:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from cuadrilla.messages import Message, language, shown, translated
 from cuadrilla.printable import one_line
 
 GIB = 2**30
-BAR_CELLS, NARROW_CELLS = 20, 150
+NARROW_CELLS = 110
 UNKNOWN = "-"
 PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 Data = Mapping[str, Any]
@@ -28,13 +27,12 @@ Machine = dict[str, Any]
 
 
 def machine_screen(now: Data, *, clock: str, width: int | None = None) -> RenderableType:
-    """One line for each device, then the machine's crew. `width`: the columns of a terminal, which also shows bars."""
+    """One line for each device, then the machine's crew. `width`: the columns of a terminal."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("left", *(("left",) if width else ()), "right", "left"):
+    for justify in ("left", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
     for label, percent, details in _devices(now):
-        bar = [ProgressBar(total=100, completed=percent or 0.0, width=BAR_CELLS)] if width else []
-        table.add_row(_text(label), *bar, _text(_percent(percent)), _text(*details))
+        table.add_row(_text(label), _text(_percent(percent)), _text(*details))
     parts: list[RenderableType] = [_text(now["machine"], clock, style="bold"), table]
     if crew := now.get("crew"):
         parts += ["", run_screen(crew, clock=clock, width=width)]
@@ -149,31 +147,18 @@ def _celsius(machine: Machine) -> float | None:
     return max(_gpus(machine, "temperature_celsius"), default=celsius)
 
 
-def _gpu_memory(machine: Machine) -> str:
-    used, total = _gpus(machine, "memory_used_bytes"), _gpus(machine, "memory_bytes")
-    return _sizes(sum(used) if used else None, sum(total) if total else None)
-
-
 COLUMNS = (
     Column(head=Message("machine"), cell=lambda row: row["name"], left=True),
-    Column(head=Message("device"), cell=lambda row: row["facts"].get("device", UNKNOWN)[:24], left=True, wide=True),
     Column(head=Message("job"), cell=lambda row: row["job"], left=True),
     Column(head=Message("phase"), cell=_phase, left=True),
     Column(head=Message("share"), cell=lambda row: _percent(row["share"], of=1.0)),
     Column(head=Message("tokens/s"), cell=lambda row: _known(row["tokens_per_second"])),
     Column(head=Message("waits"), cell=lambda row: _percent(row["waiting_part"], of=1.0), wide=True),
     Column(head=Message("CPU"), cell=lambda row: _percent(row["usage"].get("cpu_percent"))),
-    Column(
-        head=Message("memory"),
-        cell=lambda row: _sizes(row["usage"].get("memory_used_bytes"), row["usage"].get("memory_bytes")),
-        wide=True,
-    ),
     Column(head=Message("GPU"), cell=lambda row: _percent(max(_gpus(row, "busy_percent"), default=None))),
-    Column(head=Message("GPU memory"), cell=_gpu_memory, wide=True),
     Column(head=Message("°C"), cell=lambda row: _known(_celsius(row)), wide=True),
     Column(head=Message("up"), cell=lambda row: rate(row["sent_bytes_per_second"]), wide=True),
     Column(head=Message("down"), cell=lambda row: rate(row["received_bytes_per_second"]), wide=True),
-    Column(head=Message("round trip"), cell=lambda row: _known(row["round_trip_seconds"], "ms", 1000), wide=True),
     Column(head=Message("lag"), cell=lambda row: UNKNOWN if row["lag"] is None else duration(row["lag"])),
     Column(head=Message("last word"), cell=_word, left=True),
 )
@@ -202,10 +187,10 @@ def duration(seconds: float) -> Message:
     return Message("{number:,.0f} d", number=seconds / 86_400)
 
 
-def _known(value: float | None, unit: str = "", factor: float = 1.0) -> str:
+def _known(value: float | None, unit: str = "") -> str:
     if value is None:
         return UNKNOWN
-    return Message("{number:,.0f} {unit}" if unit else "{number:,.0f}", number=value * factor, unit=unit)
+    return Message("{number:,.0f} {unit}" if unit else "{number:,.0f}", number=value, unit=unit)
 
 
 def _percent(value: float | None, *, of: float = 100.0) -> str:
