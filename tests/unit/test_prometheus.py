@@ -73,6 +73,11 @@ def test_a_running_crew(running: RunReader) -> None:
     assert of(found, "node_cpu_utilization_ratio", run="casa", node="eva") is None  # it has left
 
 
+def test_what_a_task_of_one_s_own_measures(running: RunReader) -> None:
+    add_rows(running.run.metrics, [{"version": 121, "val_top-5 right": 0.5}])
+    assert of(read(metrics_text([("casa", running)])), "val_top_5_right", run="casa") == 0.5
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt install prometheus")
 def test_promtool_finds_nothing(running: RunReader) -> None:
     assert PROMTOOL is not None
