@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.doctor import way
+from cuadrilla.doctor import here, way
 from cuadrilla.doctor.finding import Finding
 from cuadrilla.doctor.way import walk
 from cuadrilla.home import Home, Joined
@@ -48,12 +48,11 @@ def broken(found: dict[str, Finding], step: str) -> Finding:
     return found[step]
 
 
-def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path) -> None:
+def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "DEVICES_SECONDS", 0.1)
     home = Home(tmp_path / "home")
     home.remember(joined(crew, "eva", folder=home.path / "joined" / "it"))
-    done = cuadrilla(
-        "doctor", "--json", "--timeout", "0.1", crew.address, env={"CUADRILLA_HOME": str(home.path), "PATH": "/bin"}
-    )
+    done = cuadrilla("doctor", "--json", crew.address, env={"CUADRILLA_HOME": str(home.path), "PATH": "/bin"})
     rows = {row["check"]: row for row in json.loads(done.stdout)["findings"] if row["check"].startswith("link.")}
     assert list(rows) == [f"link.{name}" for name in STEPS]
     assert {row["level"] for name, row in rows.items() if name != "link.speed"} == {"ok"}, rows

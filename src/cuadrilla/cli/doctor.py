@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options, stdout
+from cuadrilla.cli.output import emit, emit_json, options
 from cuadrilla.doctor.examine import examine
 from cuadrilla.doctor.finding import PLACES, Finding, Level
-from cuadrilla.doctor.here import DEVICES_SECONDS, this_machine
+from cuadrilla.doctor.here import this_machine
 from cuadrilla.doctor.way import walk
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.home import Home
@@ -25,9 +25,7 @@ from cuadrilla.version import __version__
 
 Found = tuple[str, Finding]
 
-MARKS: dict[Level, str] = {"ok": "✔", "warning": "!", "failure": "✘"}
-PLAIN_MARKS: dict[Level, str] = {"ok": "+", "warning": "!", "failure": "X"}
-"""For terminals whose encoding lacks those of `MARKS`."""
+MARKS: dict[Level, str] = {"ok": "ok", "warning": "!", "failure": "X"}
 REPORTED = ("torch", "numpy", "grpcio", "safetensors", "tokenizers", "transformers", "ray", "dask", "optuna")
 """The packages whose versions explain most problems."""
 
@@ -43,16 +41,13 @@ def doctor(
     report: Annotated[
         bool, typer.Option("--report", help="One text to paste where you ask for help: versions, devices, findings.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Seconds to wait for a driver that does not answer.")
-    ] = DEVICES_SECONDS,
 ) -> None:
     """Examine this machine: its devices, what will go wrong when it trains, and the command that repairs it.
 
     Changes nothing. Exit code 3 if something is broken; 0 if all is well, or there are warnings only.
     """
     head = Address.parse(address) if address else None
-    here = this_machine(port=port, devices_seconds=timeout)
+    here = this_machine(port=port)
     looking = itertools.chain(examine(here), _way(head) if head else ())
     if report:  # those who help read English
         os.environ[VARIABLES[0]] = ENGLISH
@@ -92,13 +87,12 @@ def _versions() -> list[str]:
 
 def _show(looking: Iterable[Found], *, head: Sequence[str]) -> list[Found]:
     """Print each finding as it is found, and under it what to do. No colour is needed to read it."""
-    unicode = (stdout().encoding or "").lower().startswith("utf")
-    marks, found = MARKS if unicode else PLAIN_MARKS, []
+    found = []
     for line in head:
         emit("{line}", line=line)
     for name, each in looking:
         found.append((name, each))
-        emit(" {mark} {check:20} {cause}", mark=marks[each.level], check=name, cause=each.cause)
+        emit(" {mark:2} {check:20} {cause}", mark=MARKS[each.level], check=name, cause=each.cause)
         if each.level != "ok" and each.command:
             emit("     {place}:  {command}", place=PLACES[each.shell], command=each.command)
         if each.level != "ok" and each.remedy:

@@ -34,7 +34,7 @@ def gpu(here: Here) -> Iterator[Finding]:
 def _broken(here: Here, cause: str, hint: str) -> Finding:
     """A finding for a broken device. A hint that names a command becomes that command."""
     if hint == HINT_SLOW:
-        return warn(cause, command="cuadrilla doctor --timeout 120")
+        return warn(cause, command="cuadrilla doctor")
     if hint == HINT_INSTALL or hint.startswith("pip "):
         arguments = "install --force-reinstall torch" if hint == HINT_INSTALL else hint.removeprefix("pip ")
         return fail(cause, command=f"{quote(sys.executable)} -m pip {arguments}")

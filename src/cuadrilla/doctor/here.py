@@ -19,7 +19,7 @@ from cuadrilla.host.gpus import has_driver
 from cuadrilla.host.programs import ProgramAnswer
 from cuadrilla.link.address import Address, local_address
 
-DEVICES_SECONDS = 30.0
+DEVICES_SECONDS = 60.0
 PROGRAM_SECONDS = 15.0
 """Time limit for a program. The first program of Windows that WSL starts takes some seconds."""
 
@@ -65,14 +65,14 @@ class Here:
         return command if self.is_root else f"sudo {command}"
 
 
-def this_machine(*, port: int | None = None, devices_seconds: float = DEVICES_SECONDS) -> Here:
+def this_machine(*, port: int | None = None) -> Here:
     facts, out, cards, ours = read_facts(), way_out(), read_cards(), _own_port()
     address, port = _address(out, cards), port or ours
     is_taken = port is not None and _is_taken(address, port)
     return Here(
         facts=facts,
         run=lambda *argv: programs.run(argv, seconds=PROGRAM_SECONDS),
-        devices=probe_devices(timeout_seconds=devices_seconds),
+        devices=probe_devices(timeout_seconds=DEVICES_SECONDS),
         folders=[_read_folder(path) for path in (Path(os.curdir).absolute(), Home.of_user().path.absolute())],
         reachability=read_reachability(address, facts=facts),
         has_nvidia_driver=has_driver(),

@@ -29,7 +29,7 @@ CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
 BLACKWELL: Capability = (10, 0)
 NO_KERNELS = "no kernel image"  # part of CUDA's error
-HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla doctor --timeout 120`")
+HINT_SLOW = Message("the first import of torch can be slow: try again with `cuadrilla doctor`")
 HINT_RESTART = Message(
     "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
 )
