@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cuadrilla.crew.enrol import host_name
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows, read_object
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
@@ -31,9 +32,9 @@ def end(process: "subprocess.Popen[str]") -> None:
 @pytest.mark.thorough
 def test_a_promoted_standby_goes_on_and_the_workers_find_it(machine: Machines, run: RunDir, port: int) -> None:
     coordinator, eva = machine("coordinator"), machine("eva")
-    crew = up(coordinator, run, port, "--standby", "eva")
+    crew = up(coordinator, run, port, "--standby", host_name())
     text = invite(coordinator, "--uses", "3")
-    follower = eva.start("standby", "--name", "eva", "--listen", f"127.0.0.2:{port}", says=text)
+    follower = eva.start("standby", "--listen", f"127.0.0.2:{port}", says=text)
     wait_for(lambda: bool(list(eva.home.glob("standby/*/run/checkpoints/v*"))), follower)
     workers = [machine(name).start("join", "--name", name, says=text) for name in ("ana", "luis")]
     wait_for(lambda: present(run) == {"ana", "luis"}, crew)

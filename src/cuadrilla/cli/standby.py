@@ -26,7 +26,6 @@ Address = Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Which crew
 def standby(
     address: Address = "",
     listen: ListenAddress = "",
-    name: Annotated[str, typer.Option(help="This machine's name in the crew (default: its host name).")] = "",
     invite_file: InviteFile = None,
 ) -> None:
     """Keep a copy of a crew's run and keys, ready to take over if its coordinator's machine is gone for good.
@@ -37,7 +36,7 @@ def standby(
     invited = read_invite(home, address, invite_file)
     from cuadrilla.crew.standby import follow
 
-    crew = joined_crew(home, address, name=name, invited=invited)
+    crew = joined_crew(home, address, name="", invited=invited)
     make_private(home.standby_folder(crew))
     with FolderLock(home.standby_folder(crew) / "lock", purpose=FOLLOWING):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)
