@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.evaluate import judged
+from cuadrilla.cli.evaluate import judged, show_measures
 from cuadrilla.cli.output import emit, emit_json, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.cli.train import PAGE, train_and_show
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
-from cuadrilla.messages import Message
 from cuadrilla.monitor.web.page import save_page
-from cuadrilla.rundir import RunDir, last_rows, make_private, typed, write_atomic
+from cuadrilla.rundir import RunDir, make_private, typed, write_atomic
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.sinks import Sink
 
@@ -79,17 +78,6 @@ class Accident(Sink):
             os.kill(self._pids[VICTIM], signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
             self.happened_at = version
 
-    def report(self, run: RunDir) -> str:
-        """What became of the run after the kill, from its own files; empty if no worker was killed."""
-        if not self.happened_at:
-            return ""
-        versions = [row["version"] for row in last_rows(run.metrics)]
-        lost = len(set(range(1, max(versions) + 1)) - set(versions))
-        template = (
-            "                {victim} was killed at step {step}, the others went on; {lost} of {number} steps lost"
-        )
-        return Message(template, victim=VICTIM, step=self.happened_at, lost=lost, number=len(versions))
-
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where to put the data and the run.")] = Path("demo"),
@@ -124,14 +112,17 @@ def demo(
     outcome = train_and_show(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
     if not outcome.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
-    say(accident.report(run))
+    if accident.happened_at:
+        template = "                {victim} was killed at step {step}, and the others went on"
+        say(template, victim=VICTIM, step=accident.happened_at)
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
-    result = _evaluate(run)
-    say("\n4/4 three of its stories")
+    result, examples = _evaluate(run)
     if options.json:
-        emit_json({**result, "seconds": time.monotonic() - began})
+        emit_json({**result, "examples": examples, "seconds": time.monotonic() - began})
     else:
-        for text in result["examples"]:
+        show_measures(result)
+        say("\n4/4 three of its stories")
+        for text in examples:
             emit("\n{text}", text=text)
     page = run.path / PAGE
     save_page(run, page)
@@ -146,17 +137,11 @@ def demo(
     )
 
 
-def _evaluate(run: RunDir) -> dict[str, Any]:
+def _evaluate(run: RunDir) -> tuple[dict[str, Any], list[str]]:
+    """What is measured of the model, and stories that it wrote."""
     from cuadrilla.train.trained import load_trained
 
     trained = load_trained(run)
     sequences = trained.config.evaluate.sequences
     found = {**trained.evaluate(sequences=sequences), **judged(trained, stories=200, pairs=500)}
-    result = {key: found[key] for key in ("bits_per_byte", "stories_right", "pairs_right", "examples")}
-    say(
-        "held-out         {bits_per_byte:.3f} bits per byte\n"
-        "stories right    {stories_right:.1%}\n"
-        "pairs right      {pairs_right:.1%}",
-        **result,
-    )
-    return result
+    return {key: found[key] for key in ("bits_per_byte", "stories_right", "pairs_right")}, found["examples"]

@@ -49,7 +49,7 @@ def evaluate(
         if stories or pairs:
             result |= judged(trained, stories=stories, pairs=pairs)
             del result["examples"]
-        _show(result)
+        show_measures(result)
         if "bits_per_byte" in result:
             _say_scale(models[0])
         return
@@ -86,7 +86,8 @@ def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
     )
 
 
-def _show(result: dict[str, Any]) -> None:
+def show_measures(result: dict[str, Any]) -> None:
+    """Print a table with a row for each measure; with `--json` the measures themselves."""
     if options.json:
         emit_json(result)
         return
