@@ -1,7 +1,6 @@
 """`cuadrilla import`: a run folder that begins with the weights of a model that others have trained."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +10,8 @@ import typer
 from cuadrilla.cli.output import emit_json, options, say
 from cuadrilla.config import SCHEMA
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import storage_errors, typed, write_json
-from cuadrilla.runfile import dump, make_run, read_run_file, seen_from
+from cuadrilla.rundir import typed, write_json
+from cuadrilla.runfile import dump, make_run, resolve, seen_from
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
@@ -45,18 +44,11 @@ def import_model(
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError("{to} exists", to=to, hint="choose another name")
     found = read_pretrained(source, trust=trust)
-    work = to.with_name(f".{to.name}.{os.getpid()}.tmp")
-    try:
-        made = make_run(work, continuing_run_file(found.model.config, data=data))
-        save_pretrained(found, work / MODEL_FOLDER)
-        resolved = read_run_file(made.run_file)
-        write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
-        with storage_errors(to):
-            if to.exists():
-                to.rmdir()
-            os.rename(work, to)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    text = continuing_run_file(found.model.config, data=data)
+    resolved = resolve(text)  # all that can be refused is known before anything is written
+    made = make_run(to, text)
+    save_pretrained(found, to / MODEL_FOLDER)
+    write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
     size, vocab = sum(parameter.numel() for parameter in found.model.parameters()), found.model.config.vocab_size
     if options.json:
         emit_json({"path": str(to), "parameters": size, "vocabulary": vocab})
