@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from cuadrilla.rundir import RunDir, last_rows, read_jsonl
+from cuadrilla.crew.bundle import files_hash
+from cuadrilla.rundir import RunDir, file_sha256, last_rows, read_jsonl
 from tests.inside import cuadrilla
 from tests.runs import final_sha256
 
@@ -96,6 +97,11 @@ def train(run: RunDir, *arguments: str, code: int | None = None) -> subprocess.C
 
 def start(run: RunDir, *arguments: str, **options: object) -> "subprocess.Popen[str]":
     return begin("train", run.run_file, *arguments, **options)
+
+
+def task_hash(folder: Path) -> str:
+    """The hash with which a machine's owner approves the code of the run in this folder."""
+    return files_hash({"task.py": file_sha256(folder / "task.py")})
 
 
 def begin(*arguments: object, **options: object) -> "subprocess.Popen[str]":

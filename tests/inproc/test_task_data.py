@@ -9,7 +9,7 @@ import pytest
 
 from cuadrilla.config import Config
 from cuadrilla.crew import bundle
-from cuadrilla.crew.bundle import adopt, code_hash, fetch, fetched_code, offer
+from cuadrilla.crew.bundle import adopt, fetch, offer
 from cuadrilla.errors import DataError, LinkError, TaskError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Offer, Refused, RunDescription, offered
@@ -20,6 +20,7 @@ from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import CHUNK_BYTES
 from cuadrilla.model.task import load_task
 from cuadrilla.runfile import load_dumped, resolve
+from tests.commands import task_hash
 from tests.crews import join
 from tests.hostile import LAYOUT, Heard
 from tests.runs import prepare
@@ -149,9 +150,8 @@ def test_a_file_keeps_its_name(run: Run) -> None:
 def test_data_are_fetched_for_code_that_is_trusted_and_need_no_trust(run: Run) -> None:
     with pytest.raises(Refused) as caught:
         run.joins(approved=False)
-    approved = code_hash([run.run / "task.py"])
-    assert f"--trust {approved[:8]}" in caught.value.hint
-    assert fetched_code(run.home) == [approved]
+    approved = task_hash(run.run)
+    assert f"--trust {approved}" in caught.value.hint
     assert not list(run.home.cache.rglob("data"))
     run.home.trust(approved)
     run.joins(approved=False)

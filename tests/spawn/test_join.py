@@ -10,13 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from cuadrilla.crew.bundle import code_hash
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, NOT_LISTED, node_of
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir, last_rows, read_jsonl
-from tests.commands import ended, goes_on, is_what_one_worker_gives, make_run, reached, train, wait_for
+from tests.commands import ended, goes_on, is_what_one_worker_gives, make_run, reached, task_hash, train, wait_for
 from tests.machines import UNHURRIED, Machine, Machines, down, invite, language_run, present, up
 
 PAUSED = "waiting: paused by this machine's owner; to resume: cuadrilla pause --off"
@@ -164,15 +163,15 @@ def test_code_runs_only_where_its_owner_has_approved_it(machine: Machines, tmp_p
     crew = up(coordinator, run, port)
     refused = ana.run("join", "--name", "ana", says=invite(coordinator), code=5)
     assert "has not been approved on this machine" in refused.stderr
-    sha256 = code_hash([run.path / "task.py"])
-    assert refused.stderr.split("cuadrilla join --trust ")[1].split()[0] == sha256[:8]
+    sha256 = task_hash(run.path)
+    assert refused.stderr.split("cuadrilla join --trust ")[1].split()[0] == sha256
     elsewhere = f"localhost:{port}"
     assert "has not been approved on this machine" in ana.run("join", elsewhere).stderr
     assert [crew.address for crew in Home(ana.home).joined()] == [elsewhere]  # the refusal has not made it forget
-    for beginning in (sha256[:7], sha256[:8] + "g", "0" * 8 if sha256[:8] != "0" * 8 else "1" * 8):
-        assert ana.run("join", "--trust", beginning).returncode == 2
+    for wrong in (sha256[:8], sha256[:63] + "g", sha256.upper() + "0"):
+        assert ana.run("join", "--trust", wrong).returncode == 2
     assert not Home(ana.home).trusted()
-    assert ana.run("join", "--trust", sha256[:8]).returncode == 0
+    assert ana.run("join", "--trust", sha256).returncode == 0
     assert Home(ana.home).trusted() == {sha256}
     worker = ana.start("join")
     assert crew.wait(timeout=150) == 0

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, last_rows, read_object
-from tests.commands import RUN, TASK, is_what_one_worker_gives, make_run, reached, said_by, wait_for
+from tests.commands import RUN, TASK, is_what_one_worker_gives, make_run, reached, said_by, task_hash, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite, language_run
 
@@ -125,7 +124,7 @@ def digits_run(folder: Path) -> RunDir:
 def test_a_run_takes_its_data_to_the_machine_that_trains_it(coordinator: Machine, ana: Machine, tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run")
     process = hand_out(coordinator, run)
-    Home(ana.home).trust(code_hash([run.path / "task.py"]))
+    Home(ana.home).trust(task_hash(run.path))
     worker = ana.start("join", "--name", "ana", says=invite(coordinator))
     assert process.wait(timeout=150) == 0
     assert "fetching 4 files" in said_by(worker)

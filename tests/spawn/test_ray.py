@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import (
@@ -25,6 +24,7 @@ from tests.commands import (
     run_program,
     start,
     stop,
+    task_hash,
     wait_for,
 )
 from tests.machines import Machine, down, invite, present, up
@@ -88,7 +88,7 @@ def test_a_machine_outside_joins_and_the_coordinator_is_killed(head: RayNode, ru
     driver = Driver(tmp_path / "driver", talk=tmp_path / "driver.talk")
     sets = (*STRICT, *RAY, "--set", f'engine.ray_address="{head.address}"')
     try:
-        Home(outside.home).trust(code_hash([run.path / "task.py"]))
+        Home(outside.home).trust(task_hash(run.path))
         crew = up(driver, run, free_port(), *sets, workers="[1.0]")
         wait_for(lambda: present(run) == WORKERS, crew)  # before a worker computes, as Ray starts slowly
         ana = outside.start("join", "--name", "ana", says=invite(driver))

@@ -175,9 +175,6 @@ def join(
         str, typer.Option(help="This machine's name in the crew, numbered if it is taken (default: its host name).")
     ] = "",
     invite_file: InviteFile = None,
-    new: Annotated[
-        bool, typer.Option("--new", help="Ask for an invite even if this machine has joined before.")
-    ] = False,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     devices: DeviceList = "",
     data: Annotated[
@@ -205,7 +202,7 @@ def join(
         return
     home, place = Home.of_user(), find_place()
     leads = place is None or place.leads
-    invited = read_invite(home, address, invite_file, anew=new) if leads else None
+    invited = read_invite(home, address, invite_file) if leads else None
     from cuadrilla.crew.bundle import adopt
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules, set_priority
@@ -300,12 +297,12 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     emit(run_worker(node, replace(use, name=name)))
 
 
-def read_invite(home: Home, address: str, file: TextIO | None, *, anew: bool = False) -> str | None:
-    """The invite for a crew; None if this machine has already joined one and does not join `anew`.
+def read_invite(home: Home, address: str, file: TextIO | None) -> str | None:
+    """The invite for a crew; None if this machine has already joined one and no file is given.
 
     It is asked for before the slow imports, because a user who has copied it pastes it at once.
     """
-    if not anew and file is None and home.find_crew(address) is not None:
+    if file is None and home.find_crew(address) is not None:
         return None
     return _typed_unseen() if file is None and sys.stdin.isatty() else (file or sys.stdin).read()
 

@@ -12,7 +12,6 @@ from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.rundir import storage_errors
 
-MIN_DIGITS = 8
 WhileIdle = Annotated[
     bool,
     typer.Option(
@@ -37,21 +36,11 @@ def pause(
 
 
 def trust_code(sha256: str) -> None:
-    """Allow code to run on this machine, by its SHA-256 or the beginning of it. Raises ConfigError."""
-    from cuadrilla.crew.bundle import fetched_code
-
-    home = Home.of_user()
-    found = {each for each in fetched_code(home) if each.startswith(sha256) and len(sha256) >= MIN_DIGITS}
-    if re.fullmatch("[0-9a-f]{64}", sha256):  # code may be approved before it is fetched
-        found = {sha256}
-    if len(found) != 1:
-        raise ConfigError(
-            "{text!r} is not a hash of code that was fetched to this machine",
-            text=sha256[:80],
-            hint="copy what `cuadrilla join` printed, or its first 8 characters",
-        )
-    home.trust(*found)
-    say("{hash} may run on this machine", hash=found.pop())
+    """Allow code to run on this machine, by its SHA-256, also before it is fetched. Raises ConfigError."""
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise ConfigError("{text!r} is no hash of code", text=sha256[:80], hint="copy what `cuadrilla join` printed")
+    Home.of_user().trust(sha256)
+    say("{hash} may run on this machine", hash=sha256)
 
 
 def leave(address: str) -> None:

@@ -113,7 +113,7 @@ def fetch(
         _require_usual(config, [file.path for file in files])
     except TaskError as error:
         raise Refused(error.message, hint=error.hint) from None
-    folder = home.cache / _hash_of({file.path: file.sha256 for file in files})[:32]
+    folder = home.cache / files_hash({file.path: file.sha256 for file in files})[:32]
     code = [file for file in files if file.path.startswith(f"{CODE}/")]
     if code:
         _bring(connection, code, folder, home=home, report=report)
@@ -208,28 +208,19 @@ def require_work(description: RunDescription, *, jobs: bool) -> None:
 
 def _require_trust(code: Sequence[OfferedFile], folder: Path, *, home: Home) -> None:
     """Raises Refused for code that this machine's owner has not approved."""
-    key = _hash_of({Path(file.path).name: file.sha256 for file in code})
+    key = files_hash({Path(file.path).name: file.sha256 for file in code})
     if key not in home.trusted():
         raise Refused(
             "this run's code has not been approved on this machine: {folder}",
             folder=folder,
             hint="read it ({typed}), then: cuadrilla join --trust {key}",
             typed=typed(folder),
-            key=key[:8],
+            key=key,
         )
 
 
-def code_hash(files: Sequence[Path]) -> str:
-    """SHA-256 (hexadecimal) of the names and contents of these files."""
-    return _hash_of({file.name: file_sha256(file) for file in files})
-
-
-def fetched_code(home: Home) -> list[str]:
-    """The hashes of all code in the cache."""
-    return [code_hash(list(folder.glob("*.py"))) for folder in sorted(home.cache.glob(f"*/{CODE}"))]
-
-
-def _hash_of(files: Mapping[str, str]) -> str:
+def files_hash(files: Mapping[str, str]) -> str:
+    """SHA-256 (hexadecimal) of these files. `files`: the SHA-256 of each one's content, by its name."""
     lines = sorted(f"{path} {sha256}\n" for path, sha256 in files.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -47,7 +47,7 @@ def walk(address: Address, *, crew: Joined | None) -> Iterator[tuple[str, Findin
             yield step, _tls(address)
             yield "member", ok(Message("it answers; the rest is tested once this machine has joined"))
             return
-        command, shell = "cuadrilla join --new", "here"
+        command, shell = f"cuadrilla join {address} --forget", "here"
         yield step, _tls_of(crew, address)
         step, command, shell = "member", "cuadrilla invite", "coordinator"
         with closing(_dial(address, crew)) as connection:
@@ -114,7 +114,7 @@ def _tls_of(crew: Joined, address: Address) -> Finding:
         raise LinkError(
             "what answers at {address} is not the coordinator of the crew that this machine has joined",
             address=address,
-            hint="check the address; if the crew was recreated there, get an invite, then: cuadrilla join --new",
+            hint="check the address; if the crew was recreated there, forget the old one and join with a new invite",
         )
     return ok(Message("the key belongs to this crew"))
 

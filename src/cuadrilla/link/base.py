@@ -31,7 +31,7 @@ TensorRef = object  # identifies a Version's tensors at both ends of one link
 KICKED = Message("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)")
 NOT_LISTED = Message("this node is not in the crew; it may have been removed with `cuadrilla kick`")
 LEAVES = Message("this machine leaves")
-COME_AGAIN = "ask there for a new invite, then: cuadrilla join --new"
+COME_AGAIN = "ask there for a new invite, then: cuadrilla join --forget; cuadrilla join"
 COORDINATOR = "coordinator"
 """The name of the coordinator's own machine in a run. No node may have it."""
 MAX_DEVICES = 8
