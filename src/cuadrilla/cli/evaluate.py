@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.model import Device, about
-from cuadrilla.cli.output import emit, emit_json, emit_table, named, options, say
+from cuadrilla.cli.output import emit_json, emit_table, named, options, say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.errors import ConfigError
 from cuadrilla.messages import Message
@@ -117,8 +117,7 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str) -
         figures.append(found)
         row: dict[str, Any] = {"model": str(path), "version": model.step and model.step.version}
         row["parameters"] = sum(parameter.numel() for parameter in model.model.parameters())
-        row["figures"] = [{key: x for key, x in asdict(each).items() if key != "items"} for each in found]
-        row["differences"] = _differences(found, figures[0])
+        row["figures"] = [asdict(each) for each in found]
         measured.append(row)
     if options.json:
         emit_json(measured)
@@ -129,10 +128,6 @@ def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str) -
         shown = {row["model"]: _shown(each.value, error=each.error) for row, each in zip(measured, same, strict=True)}
         rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
     emit_table(rows)
-    template = "{path} - {first}: {name} on {of}: {value:+.4f} ({low:+.4f} to {high:+.4f}, 95 %)"
-    for row in measured:
-        for differs in row["differences"]:
-            emit(template, path=row["model"], first=paths[0], **differs)
     say("± is the standard error; --json has sums, counts and intervals")
 
 
@@ -179,16 +174,6 @@ def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]
     read_manifest(folder)  # its error is clearer than the tokenizer's if the folder is missing
     name = Message("held-out text of {path}", path=run.path)
     return name, partial(held_out_texts, folder, Tokenizer.load(folder / TOKENIZER))
-
-
-def _differences(found: "Sequence[Figure]", first: "Sequence[Figure]") -> list[dict[str, Any]]:
-    """The difference of a model from the first one, for each figure that both have for the same items."""
-    from cuadrilla.train.eval_metrics import difference
-
-    if found is first:
-        return []
-    pairs = ((figure, difference(figure, of)) for figure, of in zip(found, first, strict=True))
-    return [{"name": figure.name, "of": figure.of, **asdict(each)} for figure, each in pairs if each]
 
 
 def _shown(value: object, *, error: object = None) -> object:

@@ -5,14 +5,15 @@
 * Minimal pairs: how often the allowed text is likelier than the other.
 
 `low` and `high` are a 95 % interval: 1.96 standard errors of a ratio of sums (Cochran, Sampling Techniques, 1977, 6.4)
-over windows of a text, or pairs. Neighbouring windows of one text are alike, so that interval is rather too small. Two
-models are compared by `difference`, on the same documents or pairs. Texts are cleaned and cut into documents as
-`cuadrilla data prepare` does, so that a text gives the same figure here as in a held-out split.
+over windows of a text, or pairs. Neighbouring windows of one text are alike, so that interval is rather too small.
+Texts are cleaned and cut into documents as `cuadrilla data prepare` does, so that a text gives the same figure here as
+in a held-out split.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ from cuadrilla.model.language import NATS_PER_BIT, Pair, log_likelihood, wins
 
 WINDOWS_PER_BATCH = 16
 INTERVAL_95 = 1.96  # standard errors
-Items = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,47 +43,11 @@ class Figure:
     total: float
     count: int
     unit: str
-    items: Items = ()
-    """(part of `total`, part of `count`) of each document or pair, in the order of the test."""
 
     @property
     def error(self) -> float | None:
         """The standard error."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2 / INTERVAL_95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """How much more one model's figure is than another's on the same items, with a 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def difference(one: Figure, other: Figure) -> Difference | None:
-    """`one` minus `other`, item by item; None if they do not share at least two items.
-
-    A hard passage is hard for both models, so this tells more than the two figures' own intervals.
-    """
-    if [count for _, count in one.items] != [count for _, count in other.items]:
-        return None
-    items = [(a - b, count) for (a, count), (b, _) in zip(one.items, other.items, strict=True)]
-    low, high = _interval(items)
-    if low is None or high is None:
-        return None
-    return Difference(value=math.fsum(part for part, _ in items) / one.count, low=low, high=high)
-
-
-def _interval(items: Sequence[tuple[float, float]]) -> tuple[float, float] | tuple[None, None]:
-    """95 % interval of the sum of the parts over the sum of the counts; (None, None) for a single item."""
-    if len(items) < 2:
-        return None, None
-    parts, counts = np.array(items, dtype=np.float64).T
-    ratio = parts.sum() / counts.sum()
-    squares = ((parts - ratio * counts) ** 2).sum() * len(items) / (len(items) - 1)
-    error = INTERVAL_95 * math.sqrt(squares) / counts.sum()
-    return float(ratio - error), float(ratio + error)
 
 
 def read_texts(path: Path) -> Iterator[str]:
@@ -105,38 +69,34 @@ def held_out_texts(folder: Path, tokenizer: Tokenizer) -> Iterator[str]:
 
 def text_figure(model: GPT2, tokenizer: Tokenizer, texts: Iterable[str], *, of: str) -> Figure:
     """Bits per byte of some documents. Raises DataError if they are empty."""
-    sizes: list[int] = []
-    document_of: list[int] = []
+    num_bytes = 0
 
     def windows() -> Iterator[tuple[list[int], int]]:
-        for number, text in enumerate(texts):
-            sizes.append(len(text.encode()))
-            ids = [tokenizer.end_of_text, *tokenizer.encode(text)]
-            for window in cut_windows(ids, context=model.config.context):
-                document_of.append(number)
-                yield window
+        nonlocal num_bytes
+        for text in texts:
+            num_bytes += len(text.encode())
+            yield from cut_windows([tokenizer.end_of_text, *tokenizer.encode(text)], context=model.config.context)
 
     found: list[tuple[float, int]] = []
-    batch: list[tuple[list[int], int]] = []
-    for window in windows():
-        batch.append(window)
-        if len(batch) == WINDOWS_PER_BATCH:
-            found += _measure(model, tokenizer, batch)
-            batch = []
-    found += _measure(model, tokenizer, batch) if batch else []
-    if not sum(sizes):
+    left = windows()
+    while batch := list(islice(left, WINDOWS_PER_BATCH)):
+        found += _measure(model, tokenizer, batch)
+    if not num_bytes:
         raise DataError("{file} holds no text", file=of, hint="give a file of text")
-    by_document = np.bincount(document_of, weights=[value for value, _ in found], minlength=len(sizes)).tolist()
-    return _figure("bits_per_byte", tuple(zip(by_document, sizes, strict=True)), of=of, unit="bytes", drawn_from=found)
+    return _figure("bits_per_byte", found, count=num_bytes, of=of, unit="bytes")
 
 
-def _figure(name: str, items: Items, *, of: str, unit: str, drawn_from: Items) -> Figure:
-    total, count = math.fsum(part for part, _ in items), sum(size for _, size in items)
-    scale = count / sum(size for _, size in drawn_from)  # a character that two windows share counts in both
-    low, high = _interval([(part, size * scale) for part, size in drawn_from])
-    return Figure(
-        name=name, of=of, value=total / count, low=low, high=high, total=total, count=count, unit=unit, items=items
-    )
+def _figure(name: str, items: Sequence[tuple[float, int]], *, count: int, of: str, unit: str) -> Figure:
+    """The figure of windows or pairs. `items`: the part of the total and the size of each."""
+    total = math.fsum(part for part, _ in items)
+    value = total / count
+    low, high = None, None
+    if len(items) > 1:
+        parts, sizes = np.array(items, dtype=np.float64).T
+        squares = ((parts - parts.sum() / sizes.sum() * sizes) ** 2).sum() * len(items) / (len(items) - 1)
+        error = INTERVAL_95 * math.sqrt(squares) / float(sizes.sum())
+        low, high = value - error, value + error
+    return Figure(name=name, of=of, value=value, low=low, high=high, total=total, count=count, unit=unit)
 
 
 def cut_windows(ids: Sequence[int], *, context: int) -> Iterator[tuple[list[int], int]]:
@@ -159,5 +119,5 @@ def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int],
 
 def pair_figure(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair], *, of: str) -> Figure:
     """How often the allowed text of a pair is the likelier one; a tie counts half."""
-    items = tuple((part, 1) for part in wins(model, tokenizer, pairs))
-    return _figure("pairs_right", items, of=of, unit="pairs", drawn_from=items)
+    items = [(part, 1) for part in wins(model, tokenizer, pairs)]
+    return _figure("pairs_right", items, count=len(items), of=of, unit="pairs")
