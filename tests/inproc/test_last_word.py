@@ -48,9 +48,9 @@ def said_everywhere(run: RunDir) -> str:
     assert not events(run, "finished")
     watched = RunReader(run)
     crew = watched.data(now=failed["time"] + 5)
-    news, _ = watched.news(0)
-    assert (crew["state"], news["head"]["state"]) == ("failed", "failed")
-    assert crew["reason"] == news["head"]["reason"] == news["events"][-1]["details"]["reason"]
+    page = watched.page()
+    assert (crew["state"], page["head"]["state"]) == ("failed", "failed")
+    assert crew["reason"] == page["head"]["reason"] == page["events"][-1]["details"]["reason"]
     assert one_line(crew["reason"]) in cuadrilla("monitor", run.path, "--once").stdout
     assert not any(machine["here"] for machine in crew["machines"])
     assert json.loads(run.status.read_text())["state"] == "failed"

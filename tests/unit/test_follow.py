@@ -53,21 +53,19 @@ def test_only_the_tail_of_a_long_file(path: Path) -> None:
 
 def filled(series: Series, rounds: int) -> Series:
     for version in range(1, rounds + 1):
-        series.add(version, {"loss": float(version)}, number=version)
+        series.add(version, {"loss": float(version)})
     return series
 
 
 def test_a_short_run_has_a_point_for_each_version() -> None:
     series = filled(Series(8), 3)
-    series.add(2, {"loss": 9.0, "val": 1.0}, number=4)  # the later row of a version counts
-    news = series.since(0)
-    assert news == {"first": 0, "x": [1, 2, 3], "columns": {"loss": [1, 9, 3], "val": [None, 1, None]}}
+    series.add(2, {"loss": 9.0, "val": 1.0})  # the later row of a version counts
+    assert series.data() == {"x": [1, 2, 3], "columns": {"loss": [1, 9, 3], "val": [None, 1, None]}}
 
 
 def test_a_long_run_has_means() -> None:
-    news = filled(Series(4), 15).since(0)
-    assert news is not None
-    assert (news["x"], news["columns"]["loss"]) == ([4, 8, 12, 15], [2.5, 6.5, 10.5, 14])
+    data = filled(Series(4), 15).data()
+    assert (data["x"], data["columns"]["loss"]) == ([4, 8, 12, 15], [2.5, 6.5, 10.5, 14])
 
 
 @pytest.mark.parametrize("rounds", [20, 200])
@@ -76,20 +74,20 @@ def test_shares_are_one_together(rounds: int) -> None:
     series = Series(64, fills=True)
     for number, version in enumerate([*range(1, rounds + 1), *range(rounds // 2, rounds + 1)]):
         shares = {"a": 1.0} if version % 3 else {"a": 0.75, "b": 0.25}
-        series.add(version, shares if number < rounds else {"c": 1.0}, number=number)
-    news = series.since(-1)
-    assert news is not None
-    sums = [sum(parts) for parts in zip(*news["columns"].values(), strict=True)]
-    assert sums == pytest.approx([1.0] * len(news["x"]), abs=1e-4)
+        series.add(version, shares if number < rounds else {"c": 1.0})
+    data = series.data()
+    sums = [sum(parts) for parts in zip(*data["columns"].values(), strict=True)]
+    assert sums == pytest.approx([1.0] * len(data["x"]), abs=1e-4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(-9, 9)), max_size=80))
 def test_any_versions_in_any_order_stay_within_bounds(given_rows: list[tuple[int, float]]) -> None:
     series = Series(6)
-    for number, (version, value) in enumerate(given_rows, start=1):
-        series.add(version, {"loss": value}, number=number)
-    news = series.since(0) or {"x": [], "columns": {"loss": []}}
-    assert news["x"] == sorted(set(news["x"]))
-    assert len(news["x"]) <= 6
-    assert all(value is None or -9 <= value <= 9 for value in news["columns"]["loss"])
-    json.dumps(news, allow_nan=False)
+    for version, value in given_rows:
+        series.add(version, {"loss": value})
+        series.data()
+    data = series.data()
+    assert data["x"] == sorted(set(data["x"]))
+    assert len(data["x"]) <= 6
+    assert all(value is None or -9 <= value <= 9 for value in data["columns"].get("loss", []))
+    json.dumps(data, allow_nan=False)

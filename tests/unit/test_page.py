@@ -122,5 +122,5 @@ def test_how_far_it_is_and_what_is_left(run: RunDir) -> None:
     with FolderLock(run.lock, purpose="a test"):
         now = reader.data(now=0.0)
     assert (now["num_steps"], now["left_seconds"]) == (100, pytest.approx(1.5 * 10))
-    elapsed = reader.news(0)[0]["figures"]["columns"]["elapsed"]
+    elapsed = reader.page()["figures"]["columns"]["elapsed"]
     assert (elapsed[49], elapsed[-1]) == (pytest.approx(50 * 0.4), pytest.approx(50 * 0.4 + 20 * 3))

@@ -160,6 +160,6 @@ def test_a_machine_s_file_that_was_rotated(tmp_path: Path, monkeypatch: pytest.M
         (machine,) = each.data(now=START)["machines"]
         assert some(machine, "name", "facts", "waiting_part") == ("pc/cuda:0", {"device": "cuda"}, 0.25)
         assert machine["usage"] == {"cpu_percent": 50.0}
-    news, _ = reader.news(0)
-    assert len(news["points"]["pc/cuda:0"]) == MAX_HISTORY
-    assert news["points"]["pc/cuda:0"][-1] == [START + 400, 0.5, None, 0.25]
+    points = reader.page()["points"]["pc/cuda:0"]
+    assert len(points) == MAX_HISTORY
+    assert points[-1] == [START + 400, 0.5, None, 0.25]

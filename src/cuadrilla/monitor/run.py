@@ -2,13 +2,12 @@
 
 It reads files only, each from where it stopped the last time (`follow.py`), and asks no process. So a run that has
 ended, or was copied here, is read in the same way. The results are plain data: `data` is the whole state, which
-`cuadrilla monitor` shows; `news` is the part that a page does not have yet. Texts are escaped where they are shown.
+`cuadrilla monitor` shows; `page` is what a page shows of it, in parts. Texts are escaped where they are shown.
 
 A queue and a search have machines too, in a folder like that of a run: each machine does one job after the other.
 """
 
 import contextlib
-import json
 import math
 import os
 import threading
@@ -42,28 +41,26 @@ MAX_HISTORY, MAX_LOG_LINES, MAX_NOTES_BYTES = 120, 300, 2**16
 LINK_FIGURES = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "round_trip_seconds")
 """Figures of its link that a worker adds to its usage."""
 Line = dict[str, Any]
-"""A line of a log: `time`, `level`, `text`, `dropped` (how many lines were left out here) and the line's `number`."""
+"""A line of a log: `time`, `level`, `text`, `dropped` (how many lines were left out here)."""
 
 
 @dataclass
 class NodeRows:
     """A machine, from its file in `nodes`. The coordinator has checked the rows; the first one has the machine's facts.
 
-    The first read takes the end of the file, each later one the rows added since. `next_number` numbers the usage rows
-    and the lines of the log.
+    The first read takes the end of the file, each later one the rows added since.
     """
 
     name: str
     path: Path
-    next_number: Callable[[], int]
     heard: float | None = None
     """When its newest row of any kind was written, by the coordinator's clock."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     """The newest usage row, with `phase` and the `LINK_FIGURES`."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """From its newest session: device, processor, system, torch, cuadrilla."""
-    points: deque[tuple[int, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
-    """(number, [time, processor busy, GPU busy, worker waiting]). The last three are parts from 0 to 1."""
+    points: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY))
+    """[time, processor busy, GPU busy, worker waiting]. The last three are parts from 0 to 1."""
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
     def __post_init__(self) -> None:
@@ -88,7 +85,7 @@ class NodeRows:
                 self.usage = {key: value for key, value in row.items() if key not in ("time", "kind")}
                 gpus = [gpu["busy_percent"] for gpu in row.get("gpus", ()) if "busy_percent" in gpu]
                 busy = [_part(row.get("cpu_percent")), _part(max(gpus, default=None)), row.get("waiting_part")]
-                self.points.append((self.next_number(), [row["time"], *busy]))
+                self.points.append([row["time"], *busy])
             case "log":
                 self._say(row, level=row["level"], text=row["text"])
             case "cut":
@@ -97,8 +94,7 @@ class NodeRows:
                 self.facts = row["facts"]
 
     def _say(self, row: Mapping[str, Any], *, level: str, text: str = "", dropped: int = 0) -> None:
-        line = {"time": row["time"], "level": level, "text": text, "dropped": dropped, "number": self.next_number()}
-        self.lines.append(line)
+        self.lines.append({"time": row["time"], "level": level, "text": text, "dropped": dropped})
 
 
 @dataclass(kw_only=True)
@@ -126,12 +122,6 @@ class RunReader:
         """When the files that `about` reads were written, and its result."""
         self._lock = threading.Lock()
         self._refreshed = float("-inf")
-        self._number = 0
-        """Number of the newest change in what `news` reports."""
-        self._anew = 0
-        """Number of the change that made all earlier reports invalid, because a file was replaced."""
-        self._told: dict[str, tuple[str, int]] = {}
-        """By part of the news: its last reported text, and the number of that change."""
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
         self._nodes: dict[str, NodeRows] = {}
@@ -160,40 +150,25 @@ class RunReader:
             seen = max((machine["seen"] for machine in machines if machine["seen"] is not None), default=None)
             return {**self._head(), "time": now, "seen": seen, "machines": machines}
 
-    def news(self, since: int) -> tuple[dict[str, Any], int]:
-        """The parts that have changed since the number `since`, by name, and the number to ask with next time."""
+    def page(self) -> dict[str, Any]:
+        """All that a page shows, by part: plain data of bounded size, which later reads do not change."""
         with self._lock:
-            found: dict[str, Any] = {}
-            if since < self._anew:
-                found, since = {"anew": True}, 0
-            whole = {"head": self._head(), "crew": self._machines(), "about": self._about[1]}
-            parts: dict[str, Any] = {name: part for name, part in whole.items() if self._has_changed(name, part, since)}
-            parts |= {"figures": self._figures.since(since), "shares": self._shares.since(since)}
-            for name, node in self._nodes.items():
-                if points := [point for number, point in node.points if number > since]:
-                    parts.setdefault("points", {})[name] = points
-            parts["events"] = [event for event in self._happened if event["number"] > since]
-            parts["samples"] = [sample for sample in self._samples if sample["number"] > since]
-            parts["log"] = self._log(since)
-            return found | {name: part for name, part in parts.items() if part}, self._number
+            return {
+                "head": self._head(),
+                "crew": self._machines(),
+                "about": self._about[1],
+                "figures": self._figures.data(),
+                "shares": self._shares.data(),
+                "points": {name: list(node.points) for name, node in self._nodes.items()},
+                "events": list(self._happened),
+                "samples": list(self._samples),
+                "log": self._log(),
+            }
 
-    def _has_changed(self, name: str, part: Any, since: int) -> bool:
-        text = json.dumps(part)
-        before, number = self._told.get(name, ("", 0))
-        if text != before:
-            number = self._next()
-            self._told[name] = (text, number)
-        return number > since
-
-    def _log(self, since: int) -> list[Line]:
+    def _log(self) -> list[Line]:
         """The newest log lines of all machines, with their names, in the order of time."""
         lines = [{"node": node.name, **line} for node in self._nodes.values() for line in node.lines]
-        new = [line for line in lines if line["number"] > since]
-        return sorted(new, key=lambda line: (line["time"], line["number"]))[-MAX_LOG:]
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
+        return sorted(lines, key=lambda line: line["time"])[-MAX_LOG:]
 
     # How it stands
 
@@ -269,12 +244,11 @@ class RunReader:
                 self._take_row(row["version"], row)
         for path in self.run.nodes.glob("*.jsonl"):
             if (name := worker_of_node_file(path.name)) not in self._nodes:
-                self._nodes[name] = NodeRows(name, path, self._next)
+                self._nodes[name] = NodeRows(name, path)
         for node in self._nodes.values():
             node.read()
 
     def _forget_rows(self) -> None:
-        self._anew = self._next()
         self._figures.clear()
         self._shares.clear()
         self._last: dict[str, float] = {}
@@ -298,15 +272,13 @@ class RunReader:
         if "seconds" in told:
             self._elapsed += told["seconds"]
             told["elapsed"] = self._elapsed
-        number = self._next()
-        self._figures.add(version, told, number=number)
+        self._figures.add(version, told)
         if shares := row.get("shares"):
-            self._shares.add(version, shares, number=number)
+            self._shares.add(version, shares)
         if sample := row.get("sample"):
-            self._samples.append({"number": number, "version": version, "text": sample})
+            self._samples.append({"version": version, "text": sample})
 
     def _forget_events(self) -> None:
-        self._anew = self._next()
         self.counts.clear()
         self._reason, self._version = "", 0
         self._members: dict[str, Attendance] = {}
@@ -333,8 +305,7 @@ class RunReader:
         if kind not in QUIET_EVENTS:
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
             details |= {"count": len(row["units"])} if "units" in row else {}
-            event = {"time": at, "event": kind, "version": self._version, "details": details}
-            self._happened.append({"number": self._next(), **event})
+            self._happened.append({"time": at, "event": kind, "version": self._version, "details": details})
 
 
 def open_run(folder: Path, *, tail_bytes: int | None = None) -> RunReader:

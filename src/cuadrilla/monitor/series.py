@@ -15,12 +15,12 @@ DIGITS = 5
 
 @dataclass
 class _Point:
-    """`last`: the newest version in it. `changed`: the number of its last change. `sums`: sum and count by column."""
+    """`last`: the newest version in it. `sums`: sum and count by column. `means`: empty until they are asked for."""
 
     last: int = -1
     rows: int = 0
-    changed: int = 0
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,45 +33,43 @@ class Series:
     points: dict[int, _Point] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
 
-    def add(self, version: int, values: Mapping[str, float], *, number: int) -> None:
-        """Add a row. `number`: the number of this change."""
+    def add(self, version: int, values: Mapping[str, float]) -> None:
         point = self.points.setdefault((version - 1) // self.stride, _Point())
         replaces = self.stride == 1 and point.rows == 1
         if replaces and self.fills:
             point.sums.clear()  # shares of this version before it was redone
         point.rows += not replaces
-        point.last, point.changed = max(point.last, version), number
+        point.last, point.means = max(point.last, version), {}
         for name, value in values.items():
             total, count = (0.0, 0) if replaces else point.sums.get(name, (0.0, 0))
             point.sums[name] = (total + value, count + 1)
             self.columns[name] = None
         while len(self.points) > self.most:
-            self._join(number)
+            self._join()
 
     def clear(self) -> None:
         self.stride = 1
         self.points.clear()
         self.columns.clear()
 
-    def since(self, number: int) -> dict[str, Any] | None:
-        """All points from the first that has changed after `number`. They replace a reader's points from there on."""
+    def data(self) -> dict[str, Any]:
+        """All points: the newest version of each as `x`, and the means of each column."""
         points = [self.points[key] for key in sorted(self.points)]
-        first = next((at for at, point in enumerate(points) if point.changed > number), None)
-        if first is None:
-            return None
-        columns = {name: [self._mean(point, name) for point in points[first:]] for name in self.columns}
-        return {"first": first, "x": [point.last for point in points[first:]], "columns": columns}
+        for point in points:
+            point.means = point.means or self._means(point)
+        missing = 0.0 if self.fills else None
+        columns = {name: [point.means.get(name, missing) for point in points] for name in self.columns}
+        return {"x": [point.last for point in points], "columns": columns}
 
-    def _mean(self, point: _Point, name: str) -> float | None:
-        total, count = point.sums.get(name, (0.0, 0))
-        count = point.rows if self.fills and point.sums else count
-        return float(f"{total / count:.{DIGITS}g}") if count else None
+    def _means(self, point: _Point) -> dict[str, float]:
+        means = {name: total / (point.rows if self.fills else count) for name, (total, count) in point.sums.items()}
+        return {name: float(f"{mean:.{DIGITS}g}") for name, mean in means.items()}
 
-    def _join(self, number: int) -> None:
+    def _join(self) -> None:
         """Join neighbouring points, so that each holds twice as many versions."""
         before, self.points, self.stride = self.points, {}, 2 * self.stride
         for key, point in sorted(before.items()):
-            joined = self.points.setdefault(key // 2, _Point(changed=number))
+            joined = self.points.setdefault(key // 2, _Point())
             joined.last, joined.rows = point.last, joined.rows + point.rows
             for name, (total, count) in point.sums.items():
                 summed, counted = joined.sums.get(name, (0.0, 0))

@@ -1,7 +1,7 @@
 """The HTTP calls of the dashboard's page, answered from run directories.
 
 * `GET /api/runs`: a row for each run.
-* `GET /api/follow?of=KEY`: a stream of server-sent events, each with the run's changes since the one before.
+* `GET /api/follow?of=KEY`: a stream of server-sent events, each with the parts of the page that have changed.
 * `GET /api/run?of=KEY`: the curves and the settings of one run, for a comparison.
 * `POST /api/stop?of=KEY`: the run saves and stops. `POST /api/notes?of=KEY`: store a person's notes on the run.
 * `GET /metrics`: all runs for Prometheus.
@@ -50,12 +50,10 @@ class Dashboard:
         self.app.get("/metrics")(self._metrics)
 
         async def follow(watched: Annotated[RunReader, Depends(self._watched)]) -> AsyncIterator[ServerSentEvent]:
-            number = 0
+            sent: dict[str, Any] = {}
             while not self._drains:
-                await asyncio.to_thread(watched.refresh)
-                news, number = await asyncio.to_thread(watched.news, number)
-                if news:
-                    yield ServerSentEvent(raw_data=await asyncio.to_thread(_text, news))
+                if news := await asyncio.to_thread(_news, watched, sent):
+                    yield ServerSentEvent(raw_data=news)
                 await asyncio.sleep(POLL_SECONDS)
 
         self.app.get("/api/follow", response_class=EventSourceResponse)(follow)
@@ -76,8 +74,8 @@ class Dashboard:
 
     async def _run(self, of: str = "") -> Response:
         watched = await self._watched(of)
-        news, _ = await asyncio.to_thread(watched.news, 0)
-        return _json({name: news.get(name) for name in ("figures", "about")})
+        page = await asyncio.to_thread(watched.page)
+        return _json({name: page[name] for name in ("figures", "about")})
 
     async def _stop(self, of: str = "") -> Response:
         if not await asyncio.to_thread(self.runs.stop, of):
@@ -107,6 +105,14 @@ class Dashboard:
     def _metrics_text(self) -> bytes:
         watched = ((key, self.runs.watched(key)) for key in self.runs.names())
         return metrics_text([(key, run) for key, run in watched if run is not None])
+
+
+def _news(watched: RunReader, sent: dict[str, Any]) -> str:
+    """The parts of the page that are not as `sent`, as JSON; empty if there are none. Adds them to `sent`."""
+    watched.refresh()
+    news = {name: part for name, part in watched.page().items() if sent.get(name) != part}
+    sent.update(news)
+    return _text(news) if news else ""
 
 
 def _json(value: Any) -> Response:

@@ -34,23 +34,6 @@ function duration(seconds) {
   return `${Math.floor(seconds / size)} ${unit}` + (rest && first < 2 ? ` ${rest} ${next[0]}` : "");
 }
 
-// Curves that grow: points from `first` on replace what is there
-
-const emptySeries = () => ({ x: [], columns: new Map() });
-
-function merge(series, news, missing) {
-  const { first } = news;
-  const kept = first ? series.columns : new Map();
-  series.x.length = first;
-  series.x.push(...news.x);
-  for (const name of Object.keys(news.columns)) if (!kept.has(name)) kept.set(name, new Array(first).fill(missing));
-  for (const [name, values] of kept) {
-    values.length = first;
-    values.push(...(news.columns[name] ?? new Array(news.x.length).fill(missing)));
-  }
-  series.columns = kept;
-}
-
 // The axis below the curves, and their smoothing, as a person has chosen them
 
 const STEPS = [...Array(16).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // there is no half of a step

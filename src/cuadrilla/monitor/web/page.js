@@ -53,7 +53,6 @@ let wanted = new Set(), isDrawing = false;
 
 function told(news) {
   for (const name of Object.keys(news)) wanted.add(name);
-  if (news.anew) wanted = new Set(Object.values(SHOWS).flat());
   showLive(FROZEN ? WRITTEN : LIVE);
   draw();
 }
@@ -219,7 +218,7 @@ function listen() {
   isDark.addEventListener("change", show);
   $("sample").addEventListener("input", () => {
     const place = Number($("sample").value);
-    sampleAt = place === data.samples.length - 1 ? null : data.samples[place].number;
+    sampleAt = place === data.samples.length - 1 ? null : data.samples[place].version;
     showSamples();
   });
   for (const kind of ["input", "change"]) $("logs").addEventListener(kind, showLogs);

@@ -35,10 +35,10 @@ def frozen_page(run: RunDir) -> str:
     """The page of a run as it is now. Raises ConfigError when the folder holds no training yet."""
     watched = RunReader(run)
     watched.refresh()
-    news, _ = watched.news(0)
-    if "figures" not in news:
+    page = watched.page()
+    if not page["figures"]["x"]:
         raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
-    return page_text(language=language(), asks="'none'", frozen={"made": time.time(), "news": news})[0]
+    return page_text(language=language(), asks="'none'", frozen={"made": time.time(), "news": page})[0]
 
 
 def save_page(run: RunDir, page: Path) -> None:

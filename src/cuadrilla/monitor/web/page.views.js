@@ -1,18 +1,17 @@
 // The pages. `data` is what the stream has told of the run that is shown.
 
-const MAX_EVENTS = 500, MAX_SAMPLES = 100, MAX_LOG = 1000, MAX_LOG_ROWS = 400, MAX_POINTS = 120, MAX_COMPARED = 6;
-const fresh = () => ({ head: {}, crew: [], about: {}, figures: emptySeries(), shares: emptySeries(), points: new Map(), events: [], samples: [], log: [] });
+const MAX_LOG_ROWS = 400, MAX_COMPARED = 6;
+const byName = (columns) => new Map(Object.entries(columns)); // a name may be that of a property that each object has
+const seriesOf = ({ x, columns }) => ({ x, columns: byName(columns) });
+const NO_CURVES = { x: [], columns: {} };
+const fresh = () => ({ head: {}, crew: [], about: {}, figures: seriesOf(NO_CURVES), shares: seriesOf(NO_CURVES), points: new Map(), events: [], samples: [], log: [] });
 let data = fresh();
 
+/** Parts of the page that have changed, each of them whole. */
 function take(news) {
-  if (news.anew) data = fresh();
-  for (const name of ["head", "crew", "about"]) if (news[name]) data[name] = news[name];
-  if (news.figures) merge(data.figures, news.figures, null);
-  if (news.shares) merge(data.shares, news.shares, 0);
-  for (const [name, more] of Object.entries(news.points ?? {})) data.points.set(name, [...(data.points.get(name) ?? []), ...more].slice(-MAX_POINTS));
-  data.events = [...data.events, ...(news.events ?? [])].slice(-MAX_EVENTS);
-  data.samples = [...data.samples, ...(news.samples ?? [])].slice(-MAX_SAMPLES);
-  data.log = [...data.log, ...(news.log ?? [])].sort((one, other) => one.time - other.time || one.number - other.number).slice(-MAX_LOG);
+  Object.assign(data, news);
+  for (const name of ["figures", "shares"]) if (news[name]) data[name] = seriesOf(news[name]);
+  if (news.points) data.points = byName(news.points);
   return news;
 }
 
@@ -148,9 +147,7 @@ async function compare(key, wanted) {
 async function readCurves() {
   for (const key of chosen) {
     const { figures, about } = await ask(`/api/run?of=${encodeURIComponent(key)}`).then((answer) => answer.json());
-    const series = emptySeries();
-    if (figures) merge(series, figures, null);
-    curves.set(key, { ...series, settings: about.values });
+    curves.set(key, { ...seriesOf(figures), settings: about.values });
   }
 }
 
@@ -193,7 +190,7 @@ function showSamples() {
   panel.querySelector(".bar").hidden = !samples.length;
   panel.querySelector("blockquote").hidden = !samples.length;
   if (!samples.length) return;
-  const place = sampleAt === null ? samples.length - 1 : Math.max(0, samples.findIndex((sample) => sample.number === sampleAt));
+  const place = sampleAt === null ? samples.length - 1 : Math.max(0, samples.findIndex(({ version }) => version === sampleAt));
   const slider = $("sample");
   Object.assign(slider, { min: 0, max: samples.length - 1, value: place });
   const label = say("step {n}", { n: whole(samples[place].version) });
