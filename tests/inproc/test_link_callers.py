@@ -117,8 +117,7 @@ def test_the_name_of_a_kicked_standby_is_nobodys(tmp_path: Path, at_once: bool, 
     """The next machine of that name cannot follow: neither if it comes `at_once`, before the coordinator has noticed
     the kick, nor if the kicked one never followed. A standby that comes with another invite is still the same."""
     crew = Crew(tmp_path, standbys=frozenset({"eva"}))
-    secret = new_secret()
-    crew.server.invites.adopt({hash_secret(secret): 5})
+    secret = crew.server.invites.issue(uses=5)
 
     def enroll(identity: Identity) -> Identity:
         with closing(Connection(crew.address, identity=identity)) as connection:
