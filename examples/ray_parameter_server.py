@@ -3,7 +3,7 @@
 `python ray_parameter_server.py 2` without cards: Ray is told that there are two, and the computing is the processor's.
 Each worker computes gradients on its own device; the server adds them up by their numbers of examples, as machines of
 unequal speed need it. One worker reserves a card, one reserves two processors. This is all that it does: a worker that
-dies ends the run, and nothing is saved. `cuadrilla train` with `engine.kind = "ray"` does the rest.
+dies ends the run, and nothing is saved. A crew does the rest, on a Ray cluster by `ray_crew.py`.
 """
 
 import sys

@@ -10,7 +10,10 @@ from pathlib import Path
 import psutil
 
 from bench.lan import Member
+from tests.machines import Machine
 from tests.ports import free_port, listens
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Without it Ray takes the address of this machine's network card."""
@@ -26,7 +29,8 @@ class RayNode:
         self, folder: Path, *, member: Member | None = None, head: "RayNode | None" = None, cards: int = 0
     ) -> None:
         member = member or Member("127.0.0.1")
-        self.token, self.home, self.member = folder / "token", folder / "home", member
+        self.token, self.home, self.talk, self.member = folder / "token", folder / "home", folder / "talk", member
+        self._programs: list[Machine] = []
         self.token.write_text("0123456789abcdef" * 4)
         self.address = head.address if head else f"{member.address}:{free_port()}"
         # A short path, because Ray makes Unix sockets below it, and the length of their paths is limited.
@@ -48,9 +52,25 @@ class RayNode:
         ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), "RAY_USAGE_STATS_ENABLED": "0"}
         return {**ray, **({} if self.member.prefix else LOOPBACK), "CUADRILLA_HOME": str(self.home)}
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Before the command of a program that uses this cluster."""
+        variables = {**self.environment(), "RAY_ADDRESS": self.address}
+        return (*self.member.prefix, "env", *(f"{name}={value}" for name, value in variables.items()))
+
+    def start(self, example: str, *arguments: str, says: str) -> "subprocess.Popen[str]":
+        """Start an example on this node. Its output goes to a file."""
+        started = Machine(self.home, prefix=self.prefix, talk=self.talk)
+        self._programs.append(started)
+        return started.start_program(sys.executable, str(EXAMPLES / example), *arguments, says=says)
+
     def actors(self) -> list[psutil.Process]:
         """The processes of actors, recognised by the names that Ray gives them."""
-        return [process for process in self._family() if "RayWorker" in named(process)]
+        return [process for process in self._family() if named(process).startswith("ray::Worker")]
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that actors have started here, also those whose actor is dead."""
+        return [process for process in psutil.process_iter() if home_of(process).is_relative_to(self.home / "ray")]
 
     def listens(self) -> bool:
         """Whether the head accepts connections, which it does seconds after its start, later on a busy machine."""
@@ -60,6 +80,8 @@ class RayNode:
         return self.process.poll() is None
 
     def stop(self, *, patience_seconds: float = 60) -> None:
+        for program in self._programs:
+            program.stop()
         family = self._family()
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -73,6 +95,13 @@ class RayNode:
 
     def _family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True) if self.runs() else []
+
+
+def home_of(process: psutil.Process) -> Path:
+    """Its CUADRILLA_HOME."""
+    with suppress(psutil.Error):  # it has just ended
+        return Path(process.environ().get("CUADRILLA_HOME", ""))
+    return Path()
 
 
 def named(process: psutil.Process) -> str:

@@ -52,7 +52,8 @@ DANGEROUS_CALLS = (
 RESTRICTED_READER = "model/weights.py"  # may call torch.load(weights_only=True), and name its error
 TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "monitor/", "plan/", "rundir.py")
 HOMES = {  # a heavy library is imported in its own place only
-    "ray": ("crew/ray.py",),
+    "ray": ("examples/",),
+    "distributed": ("examples/",),
     "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
     "gguf": ("model/gguf.py",),
     "grpc": tuple(f"link/{part}.py" for part in ("calls", "client", "server")),

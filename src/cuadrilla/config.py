@@ -255,13 +255,8 @@ class LocalEngine(Section):
 
 
 class CrewEngine(Section):
-    kind: Literal["crew", "ray"]
-    """Workers are processes, on this machine and on others, that dial in over the crew link.
-    crew: this machine starts its own; ray: a Ray cluster starts one per card, or one per machine. Others join."""
-    ray_address: str = ""
-    """HOST:PORT of the head of the Ray cluster, as `ray start` printed it (empty: as `ray.init` finds or starts it)."""
-    ranks: bool = False
-    """ray: all its workers are the ranks of one Ray Train run, which add up gradients by NCCL or Gloo."""
+    kind: Literal["crew"]
+    """Workers are processes, on this machine and on others, that dial in over the crew link."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=128)] = [1.0]
@@ -273,14 +268,6 @@ class CrewEngine(Section):
     """Practice: slow down the link of these processes, such as "100mbit+20ms" (empty: do not)."""
     lost_after_seconds: Annotated[float, Field(ge=1, le=3600)] = 5.0
     """A worker that is silent for this long counts as lost, and its units go to the others. It may come back."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.kind == "ray" and (self.workers != [1.0] or self.link):
-            raise ValueError(Message('engine.workers and engine.link are for practice: engine.kind = "crew"'))
-        if self.kind != "ray" and (self.ranks or self.ray_address):
-            raise ValueError(Message('engine.ranks and engine.ray_address need engine.kind = "ray"'))
-        return self
 
 
 class CheckpointSection(Section):

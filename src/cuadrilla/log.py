@@ -1,7 +1,7 @@
 """Logging set-up: one rotated file per process in the run directory, each line with the name of its thread.
 
-Our warnings and errors also go to stderr; records of gRPC and Ray go to the file only. Control characters are escaped,
-in the file too, because a file is read on a terminal. An entry point calls `set_up_logging` once, never at import.
+Our warnings and errors also go to stderr; records of gRPC go to the file only. Control characters are escaped, in the
+file too, because a file is read on a terminal. An entry point calls `set_up_logging` once, never at import.
 """
 
 import copy
@@ -22,7 +22,7 @@ TALK = {"talk": True}
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
-OURS, LIBRARIES = "cuadrilla", ("grpc", "ray")
+OURS, LIBRARIES = "cuadrilla", ("grpc",)
 
 
 class _Console(logging.StreamHandler[TextIO]):
@@ -57,7 +57,7 @@ def _is_talk(record: logging.LogRecord) -> bool:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """Escapes in the handler, not in a formatter: Ray sets a formatter of its own on all handlers of its logger."""
+    """Escapes control characters in what the formatter returns."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

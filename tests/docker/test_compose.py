@@ -90,9 +90,9 @@ def test_ray_trains_a_run_on_both_of_its_containers(project: Project, stories: P
     project.compose("--profile", "ray", "up", "--detach", RAY_PORT=port)
     assert project.published("ray-head") == {"8265/tcp": [{"HostIp": "127.0.0.1", "HostPort": port}]}
     assert len(project.inside("ray-head", "cat", "/ray/token")) == 64
-    cluster = ("--set", 'engine.kind="ray"', "--set", 'engine.ray_address="ray-head:6379"')
     (head,) = project.containers("ray-head")
-    docker("exec", "--detach", head, "as-owner", "cuadrilla", "train", "run", *cluster)
+    line = "cuadrilla up run --set 'engine.workers=[]' --uses 2 | python examples/ray_crew.py"
+    docker("exec", "--detach", head, "as-owner", "sh", "-c", line)
     wait_for(joined(run, 2), seconds=300)
     wait_for(goes_on(run))
 

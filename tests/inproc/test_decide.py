@@ -48,8 +48,6 @@ def decided(folder: Path, made: Mapping[str, Any], settings: Mapping[str, Any]) 
         ({"kind": "crew", "listen": "127.0.0.1:0"}, "exact"),
         ({"kind": "crew", "listen": "127.0.0.1:0", "link": "100mbit"}, "auto"),
         ({"kind": "crew", "listen": "192.0.2.1:7777"}, "auto"),
-        ({"kind": "ray"}, "auto"),
-        ({"kind": "ray", "ranks": True}, "exact"),
     ],
 )
 def test_windows_are_considered_only_where_steps_cross_a_network(

@@ -1,6 +1,7 @@
-"""A user's Ray cluster of two machines on a network, of which one is lost."""
+"""A user's Ray cluster of two machines on a network, of which one comes later and is lost again."""
 
 import importlib.util
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from bench.lan import CARD, Member, ip
 from cuadrilla.rundir import RunDir
-from tests.commands import COMMAND, goes_on, is_what_one_worker_gives, wait_for
-from tests.machines import Machine, present
+from tests.commands import ended, goes_on, is_what_one_worker_gives, wait_for
+from tests.machines import Machine, down, invite, present, up
+from tests.ports import free_port
 from tests.ray_cluster import RayNode
 
 pytestmark = [
@@ -23,34 +25,37 @@ pytestmark = [
 
 @pytest.fixture
 def cluster(network: list[Member], tmp_path: Path) -> Iterator[list[RayNode]]:
+    """The head, to which a test adds the node."""
     nodes: list[RayNode] = []
-    for name, member in zip(("head", "node"), network, strict=True):
-        (tmp_path / name).mkdir()
-        nodes.append(RayNode(tmp_path / name, member=member, head=nodes[0] if nodes else None))
-        wait_for(nodes[0].listens)
+    (tmp_path / "head").mkdir()
+    nodes.append(RayNode(tmp_path / "head", member=network[0]))
+    wait_for(nodes[0].listens)
     yield nodes
     for node in reversed(nodes):
         node.stop(patience_seconds=5)  # one node may be without network
 
 
-def test_a_machine_that_is_lost_costs_nothing(cluster: list[RayNode], run: RunDir) -> None:
+def test_a_machine_comes_late_and_is_lost_at_no_cost(
+    cluster: list[RayNode], network: list[Member], machines: list[Machine], run: RunDir, tmp_path: Path
+) -> None:
     """Its cable is pulled, so no connection ends. Ray itself notices it half a minute later."""
-    head, lost = cluster
-    driver = Machine(
-        head.home, prefix=(*head.member.prefix, "env", *(f"{k}={v}" for k, v in head.environment().items()))
-    )
-    sets = ("--set", 'engine.kind="ray"', "--set", f'engine.ray_address="{head.address}"')
-    crew = driver.start_program(*COMMAND, "train", str(run.run_file), *sets)
-    try:
-        wait_for(lambda: present(run) == {"ray-10-77-0-1", "ray-10-77-0-2"}, crew)
-        wait_for(goes_on(run), crew)
-        ip("-n", lost.member.namespace, "link", "set", CARD, "down")
-        wait_for(lambda: present(run) == {"ray-10-77-0-1"}, crew)
-        wait_for(goes_on(run), crew)
-        crew.terminate()
-        said = crew.communicate(timeout=150)[1]
-    finally:
-        driver.stop()
-    assert crew.returncode == 130, said
+    (head,), coordinator = cluster, machines[0]
+    crew = up(coordinator, run, free_port())
+    recipe = head.start("ray_crew.py", "--name", "ray", says=invite(coordinator))
+    wait_for(lambda: present(run) == {"ray"}, recipe)
+    (tmp_path / "late").mkdir()
+    late = RayNode(tmp_path / "late", member=network[1], head=head)
+    cluster.append(late)
+    wait_for(lambda: "the invite has been used" in head.talk.read_text(), recipe)
+    recipe.send_signal(signal.SIGINT)
+    ended(recipe)
+    recipe = head.start("ray_crew.py", "--name", "ray", says=invite(coordinator))
+    wait_for(lambda: present(run) == {"ray", "ray-2"}, recipe)
+    wait_for(goes_on(run), crew)
+    ip("-n", late.member.namespace, "link", "set", CARD, "down")
+    wait_for(lambda: present(run) == {"ray"}, crew)
+    wait_for(goes_on(run), crew)
+    down(coordinator, crew)
+    ended(recipe)
     assert head.runs()
     assert is_what_one_worker_gives(run)

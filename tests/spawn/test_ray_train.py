@@ -12,7 +12,8 @@ import pytest
 import yaml
 from safetensors import safe_open
 
-from tests.commands import run_program
+from cuadrilla.rundir import last_rows
+from tests.commands import is_what_one_worker_gives, make_run, run_program
 from tests.ray_cluster import RayNode
 from tests.spawn.test_examples import EXAMPLES, copy_examples, write_made_up_mnist
 
@@ -77,6 +78,17 @@ def test_ray_train_trains_the_cnn_and_continues(folder: Path, head: RayNode) -> 
     last = is_trained_and_continued(sys.executable, folder, "ray_train_torch.py", head=head)
     with safe_open(last / "optimizer.safetensors", framework="numpy") as optimizer:
         assert optimizer.get_tensor("0.step") == 2 * 63  # 4,000 images of each worker, in batches of 64, twice
+
+
+@needs_train
+def test_the_ranks_of_ray_train_are_one_worker(tmp_path: Path, head: RayNode) -> None:
+    run = make_run(tmp_path / "run", steps=20)
+    with run.run_file.open("a") as file:
+        file.write("[sync]\nstrict = true\n")
+    done = run_program(*head.prefix, sys.executable, EXAMPLES / "ray_ranks.py", run.path, 2, seconds=420)
+    assert "2 ranks on one machine, gloo" in done.stdout + done.stderr
+    assert last_rows(run.metrics)[-1]["version"] == 20
+    assert is_what_one_worker_gives(run)
 
 
 @needs_tensorflow

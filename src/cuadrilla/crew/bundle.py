@@ -99,13 +99,11 @@ def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
     return replace(without, files={**without.files, **found})
 
 
-def fetch(
-    connection: Connection, description: RunDescription, *, home: Home, report: Report, approved: bool = False
-) -> tuple[Config, Path]:
+def fetch(connection: Connection, description: RunDescription, *, home: Home, report: Report) -> tuple[Config, Path]:
     """Fetch a run's files into the cache. Return its configuration, and the folder to which its paths are relative.
 
-    Contents that the cache has are not fetched again. `approved`: any code may run here. Raises LinkError, Refused
-    (another version, code that is not approved), ConfigError, ResourceError.
+    Contents that the cache has are not fetched again. Raises LinkError, Refused (another version, code that is not
+    approved), ConfigError, ResourceError.
     """
     require_work(description, jobs=False)  # before the settings are read: those of another version may not parse
     config, files = load_dumped(description.config), description.files
@@ -117,8 +115,7 @@ def fetch(
     code = [file for file in files if file.path.startswith(f"{CODE}/")]
     if code:
         _bring(connection, code, folder, home=home, report=report)
-        if not approved:
-            _require_trust(code, folder / CODE, home=home)
+        _require_trust(code, folder / CODE, home=home)
     _bring(connection, [file for file in files if file not in code], folder, home=home, report=report)
     return (config if code else config.moved(lambda _: DATA)), folder
 

@@ -11,7 +11,7 @@ from cuadrilla.crew.idle_policy import IdlePolicy
 from cuadrilla.home import Home, Joined
 from cuadrilla.link.base import KnownTerm
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import Identity, load_node
+from cuadrilla.link.identity import load_node
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import read_run_config
@@ -19,17 +19,14 @@ from cuadrilla.runfile import read_run_config
 
 @dataclass(kw_only=True)
 class Node:
-    """Used by several threads. `identity` None: the crew's folder has it, and keeps a new address or term, too.
+    """Used by several threads. `run`: the run directory, on the coordinator's machine; None: the run is fetched.
 
-    `run`: the run directory, on the coordinator's machine; None: the run is fetched. `approved`: any code may run here.
     `tell` gets lines about what is fetched, `report` now and then a line about the work. `idle_policy`: when to wait.
     """
 
     home: Home
     crew: Joined
-    identity: Identity | None = None
     run: RunDir | None = None
-    approved: bool = False
     tell: Callable[[str], None] = lambda _text: None
     report: Callable[[str], None] | None = None
     idle_policy: IdlePolicy | None = None
@@ -39,14 +36,13 @@ class Node:
     """Addresses at which the run goes on if the coordinator is gone for good."""
 
     def __post_init__(self) -> None:
-        self._identity = self.identity or load_node(self.crew.folder)
+        self._identity = load_node(self.crew.folder)
         self._term = KnownTerm(self.crew.term, learned=lambda term: self.learn(term=term))
 
     def learn(self, **changes: Any) -> None:
-        """Note the crew's `address`, or its `term`."""
+        """Note and store the crew's `address`, or its `term`."""
         self.crew = replace(self.crew, **changes)
-        if self.identity is None:
-            self.home.remember(self.crew)
+        self.home.remember(self.crew)
 
     def connect(self, address: str, *, device: str = "") -> Connection:
         """A connection for a worker with this device."""
@@ -59,7 +55,7 @@ class Node:
         if self.run is not None:
             return read_run_config(self.run), self.run.path
         self.learn()  # the coordinator has answered; `fetch` may end with a request to approve code
-        found = fetch(connection, description, home=self.home, report=self.tell, approved=self.approved)
+        found = fetch(connection, description, home=self.home, report=self.tell)
         self.tell_working()
         return found
 

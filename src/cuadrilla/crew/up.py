@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,6 @@ from cuadrilla.crew.children import Children
 from cuadrilla.crew.equipment import choose_uses
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
-from cuadrilla.errors import CuadrillaError, EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import COORDINATOR
@@ -36,9 +34,6 @@ from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, storage_errors
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext
-
-Failure = Callable[[], CuadrillaError | None]
-"""Returns why none of the workers that this process started is left; None while there is one."""
 
 log = logging.getLogger(__name__)
 
@@ -68,43 +63,24 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children(died=partial(_died, context))
         stack.callback(children.end)
-        listen = Address.parse(engine.listen)
-        if engine.kind == "ray":
-            if find_spec("ray") is None:
-                raise EnvironmentProblem(
-                    "Ray is not installed", hint='pip install "cuadrilla[ray]", or engine.kind = "crew"'
-                )
-            from cuadrilla.crew.ray import Launcher, connected
-
-            host = stack.enter_context(connected(engine.ray_address))
-            listen = listen if opening.home is not None else Address(host, 0)
-        crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private, listen=listen))
-        failure: Failure = partial(_failure, children, waits=crew.home is not None)
-        if engine.kind == "ray":
-            launcher = Launcher(ranks=engine.ranks, address=crew.address, admit=crew.admit)
-            stack.callback(launcher.close)
-            failure = launcher.failure
-        else:
-            _start_workers(children, context.config, run, crew, private=private)
+        crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private))
+        _start_workers(children, context.config, run, crew, private=private)
         crew.pids = children.pids()
         if opening.opened is not None:
             opening.opened(crew)
-        return context.coordination.serve(partial(_poll, context, crew, failure))
+        return context.coordination.serve(partial(_poll, context, crew, children))
 
 
-def _poll(context: RunContext, crew: CrewServer, failure: Failure) -> None:
+def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
+    """Without a worker of this machine the run fails, unless others may join; then it is said once."""
     crew.end_kicked()
-    error = failure()
-    if error is not None and crew.home is None:
-        context.coordination.fail(error)
-    elif error is not None:
-        log.warning("no worker of this machine is left (%s): others can join", error.message)
-
-
-def _failure(children: Children, *, waits: bool) -> CuadrillaError | None:
-    """The error of the children if none is alive. If others may join (`waits`), it is returned only once."""
     ended = children.poll()
-    return children.failure() if not children.alive and (ended or not waits) else None
+    if children.alive:
+        return
+    if crew.home is None:
+        context.coordination.fail(children.failure())
+    elif ended:
+        log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
 
 
 def _died(context: RunContext, name: str, reason: Message) -> None:
@@ -113,16 +89,15 @@ def _died(context: RunContext, name: str, reason: Message) -> None:
 
 
 @contextmanager
-def _open_crew(
-    context: RunContext, run: RunDir, *, opening: Opening, private: Path, listen: Address
-) -> Iterator[CrewServer]:
+def _open_crew(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> Iterator[CrewServer]:
     """The port of the crew, open until the end of the block. Raises LinkError."""
-    home, is_practice = opening.home, opening.home is None and context.config.engine.kind == "crew"
+    engine, home = context.config.engine, opening.home
+    assert isinstance(engine, CrewEngine)
     folder = home.crew if home else private / "crew"
     server = CrewServer(
         folder,
         receive=context.coordination.deliver,
-        offer=NOTHING if is_practice else offer(context.config, run.path),
+        offer=offer(context.config, run.path) if home else NOTHING,
         standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
         term=home.term if home else 0,
         home=home,
@@ -130,7 +105,7 @@ def _open_crew(
     )
     try:
         context.coordination.open(server.send)  # before a worker can connect
-        server.open(listen)
+        server.open(Address.parse(engine.listen))
         yield server
     finally:
         server.close()

@@ -73,10 +73,8 @@ def decide(config: Config, run: RunDir) -> tuple[Config, list[Decision]]:
 
 
 def _has_network(engine: LocalEngine | CrewEngine) -> bool:
-    """Whether the workers of this engine exchange steps over a network. Ranks of Ray Train are one worker."""
-    if isinstance(engine, LocalEngine) or engine.ranks:
-        return False
-    return bool(engine.link) or engine.kind != "crew" or not engine.listen.startswith("127.")
+    """Whether the workers of this engine exchange steps over a network."""
+    return isinstance(engine, CrewEngine) and (bool(engine.link) or not engine.listen.startswith("127."))
 
 
 def _as_begun(config: Config, began: Config) -> Config:
