@@ -43,9 +43,9 @@ class Worker:
             there = {**os.environ, "CUADRILLA_HOME": str(home)}
             return subprocess.run(command, input=str(invite), text=True, env=there, check=False).returncode
 
+        if trusted:
+            join("--trust", trusted)
         code = join(str(invite.address), *options)
-        if code > 0 and trusted and join("--trust", trusted) == 0:  # what can be approved has been fetched
-            code = join(str(invite.address), *options)
         if code < 0:  # it was killed, and Ray counts this as a death
             os._exit(1)
         return code

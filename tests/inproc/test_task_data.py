@@ -86,7 +86,7 @@ class Run:
         self, connection: Connection, description: RunDescription, *, approved: bool = True
     ) -> tuple[Config, Path]:
         if approved:
-            self.home.trust(code_hash([self.run / "task.py"]))
+            self.home.trust(task_hash(self.run))
         try:
             return fetch(connection, description, home=self.home, report=self.said.append)
         finally:
