@@ -359,7 +359,7 @@ class CrewServer:
                     yield wire.encode(Counted(num_bytes=sum(map(len, requests))))
                     yield from wire.noise(asked.seconds)
                 case Follow():
-                    yield from wire.chunks([wire.encode(self._standby.missing(node_of(worker), asked))])
+                    yield wire.encode(self._standby.missing(node_of(worker), asked))
 
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
         """Use the invite once to give a node a name and a token. `own`: the name it already has, or "".

@@ -43,7 +43,7 @@ class JournalRecord:
 
     def follows(self, version: int, *, after: int) -> bool:
         """Whether it was made from this version, to which the record with the CRC `after` led."""
-        return bool(self.version - self.header["steps"] == version and self.header["after"] == after)
+        return (self.version - int(self.header["steps"]), int(self.header["after"])) == (version, after)
 
 
 def append(folder: Path, header: Mapping[str, Any], update: Mapping[str, Tensor], *, after: int) -> int:
