@@ -30,10 +30,10 @@ from functools import partial
 from pathlib import Path
 
 from bench.common import options, percentile, report, run_text, stories
-from bench.lan import CARD, ip
 from bench.nodes import PORT, Place, places
 from cuadrilla.rundir import RunDir, last_rows
 from tests.commands import coordinator, goes_on, joined, newest_version, wait_for
+from tests.lan import CARD, ip
 from tests.machines import invite, up
 
 GOODPUT = {"worker killed": 0.92, "worker frozen": 0.92, "worker cut off": 0.92, "coordinator killed": 0.85}

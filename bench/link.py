@@ -2,7 +2,7 @@
 
     python -m bench.link [--workers 2] [--rate 1gbit] [--rounds 3]
 
-Each machine is a process in a network namespace (`bench/lan.py`). With `--rate 0`, or without root, all use plain
+Each machine is a process in a network namespace (`tests/lan.py`). With `--rate 0`, or without root, all use plain
 loopback. In a round the coordinator announces a version, then all workers download it at once, then all upload a
 contribution of the same size at once. In a last phase, `both_ways`, one worker uploads while another downloads. The
 first round is a warm-up and does not count. `MB_per_second`: payload through the coordinator's card in one direction.
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from bench.common import options, report, summary
-from bench.lan import can_shape, ceiling_bytes_per_second, lan
 from bench.nodes import PORT, Node
 from cuadrilla.link.base import Contribution, Hello, ToCoordinator, Version
 from cuadrilla.link.client import Connection
@@ -33,6 +32,7 @@ from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
 from tests.crews import join
+from tests.lan import can_shape, ceiling_bytes_per_second, lan
 
 TENSOR_ELEMENTS = 2**22
 WAIT_SECONDS = 60.0

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import torch
 
-from bench.lan import Member, lan
-from bench.limits import Share, shares
+from tests.lan import Member, lan
+from tests.limits import Share, shares
 from tests.machines import Machine
 
 PORT = 47470

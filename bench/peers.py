@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.common import configure
-from bench.lan import CARD
 from bench.nodes import PORT
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.model.task import loss_of
 from cuadrilla.sync.strategy import trainable
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.setup import equip, make_task
+from tests.lan import CARD
 
 PATIENCE = timedelta(minutes=30)
 

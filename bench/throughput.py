@@ -2,7 +2,7 @@
 
     python -m bench.throughput [--unit-ms 120 240 480 480] [--repeats 3]
 
-Machines are network namespaces (`bench/lan.py`; plain loopback without root). Two cores cannot compute for four
+Machines are network namespaces (`tests/lan.py`; plain loopback without root). Two cores cannot compute for four
 machines, so a machine does not compute: it waits `--unit-ms` milliseconds for each unit. The coordinator runs on the
 first machine. First each machine trains by itself with `cuadrilla train`, all at the same time; then they train as a
 crew, with `up` and `join`. In the first SETTLE rounds the coordinator measures the crew; they do not count. `fraction`:
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import options, report, run_text, summary
-from bench.lan import can_shape, lan
 from bench.nodes import PORT, Place
 from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
+from tests.lan import can_shape, lan
 from tests.machines import ended, invite, up
 
 SETTLE = 5

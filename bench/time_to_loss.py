@@ -2,7 +2,7 @@
 
     python -m bench.time_to_loss DATA_FOLDER [--link 6mbit 30mbit] [--steps 64] [--seeds 3] [--only auto "windows of 8"]
 
-Machines are network namespaces (`bench/lan.py`), each with one thread and a quota of CPU time (`--cores`). The best
+Machines are network namespaces (`tests/lan.py`), each with one thread and a quota of CPU time (`--cores`). The best
 machine also coordinates, within its quota. Every card sends and receives at most at the rate `--link`. The machine that
 this was written on is about 175 times slower than an example LAN (46.5 TFLOP/s in all), so links are scaled down alike:
 6mbit stands for 1 Gbit/s. `real_gbit`: the rate that a link stands for beside that LAN, by the FLOP/s measured here.
@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, options, report, run_text
-from bench.lan import bits_per_second, ceiling_bytes_per_second
 from bench.lanes import LONGER, times_longer
 from bench.nodes import PORT, Node, Place, places
 from cuadrilla.plan.predict import Crew, MachineSpec, predict_crew
@@ -48,6 +47,7 @@ from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.train.measure import measure
 from cuadrilla.train.setup import make_model, make_task
 from tests.commands import joined, wait_for
+from tests.lan import bits_per_second, ceiling_bytes_per_second
 from tests.machines import ended, invite, up
 
 NO_LIMIT = "10gbit"

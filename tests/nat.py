@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.lan import CARD, Member, ip, plug_in
+from tests.lan import CARD, Member, ip, plug_in
 
 INSIDE = "172.30."
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import limits
-from bench.lan import Member, lan, limit_rate
-from bench.limits import CGROUP, shared
-from tests import nat
+from tests import limits, nat
+from tests.lan import Member, lan, limit_rate
+from tests.limits import CGROUP, shared
 
 RATE = "400mbit"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.lan import Member
+from tests.lan import Member
 from tests.machines import Machine
 from tests.ports import free_port, listens
 

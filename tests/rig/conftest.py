@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.lan import Member, lan
 from cuadrilla.rundir import RunDir
+from tests.lan import Member, lan
 from tests.machines import Machine, language_run
 from tests.networks import RATE, need_namespaces
 

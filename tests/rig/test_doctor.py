@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.lan import CARD, Member
+from tests.lan import CARD, Member
 from tests.machines import Machine
 from tests.networks import do
 from tests.rig.conftest import findings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import CARD, Member
 from cuadrilla.rundir import RunDir, last_rows
+from tests.lan import CARD, Member
 from tests.networks import behind_router
 from tests.ranks import finished
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench.lan import Member, ip
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
+from tests.lan import Member, ip
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import RATE, silent, switch_port
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import CARD, Member, ip
-from bench.limits import Share
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir
 from tests import nat
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
+from tests.lan import CARD, Member, ip
+from tests.limits import Share
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import RATE, behind_router, shares, silent
 

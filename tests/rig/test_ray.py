@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import CARD, Member, ip
 from cuadrilla.rundir import RunDir
 from tests.commands import ended, goes_on, is_what_one_worker_gives, wait_for
+from tests.lan import CARD, Member, ip
 from tests.machines import Machine, down, invite, present, up
 from tests.ports import free_port
 from tests.ray_cluster import RayNode

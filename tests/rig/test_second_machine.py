@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import Member
 from tests.commands import wait_for
 from tests.inside import cuadrilla
+from tests.lan import Member
 from tests.terminal import SPANISH, Terminal
 
 SHORT = ("--set", "train.steps=3", "--set", "train.batch_sequences=8", "--set", "engine.workers=[]")

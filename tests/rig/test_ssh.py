@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.lan import CARD, Member
 from cuadrilla.rundir import RunDir
 from tests.commands import goes_on, is_what_one_worker_gives, wait_for
+from tests.lan import CARD, Member
 from tests.machines import UNHURRIED, Machine, down, invite, present, up
 from tests.ports import listens
 

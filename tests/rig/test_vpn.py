@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench.lan import CARD, Member
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import wait_for
+from tests.lan import CARD, Member
 from tests.machines import Machine, down, invite, present
 from tests.networks import do
 from tests.rig.conftest import findings

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from bench.lan import CARD, Member, limit_rate
 from cuadrilla.rundir import RunDir, last_rows
 from tests import relay
 from tests.commands import events, is_what_one_worker_gives, reached, wait_for
+from tests.lan import CARD, Member, limit_rate
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import lose, switch_port
 
