@@ -27,8 +27,8 @@ def folder_of(run: Path) -> RunDir:
 
 
 def show_config(run: Path | None, sets: list[str]) -> None:
-    """Print every value of a run, its origin (default, file, --set, or the reason of the rule that chose it) and its
-    meaning. No `run`: of a run with defaults only."""
+    """Print every value of a run and its origin: default, file, --set, or the reason of the rule that chose it. No
+    `run`: every key with its default and its meaning."""
     from cuadrilla.plan.decide import decide
 
     resolved = resolve(EXAMPLE, sets=sets) if run is None else read_run_file(run, sets=sets)
@@ -42,9 +42,9 @@ def show_config(run: Path | None, sets: list[str]) -> None:
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"
-        row = {"key": name, "value": value if options.json else repr(value), "origin": reasons.get(name, origin)}
-        rows.append({**row, "meaning": _meaning(config, name)})
-    emit_table(rows, folded=("value", "origin", "meaning"))
+        more = {"meaning": _meaning(config, name)} if run is None else {"origin": reasons.get(name, origin)}
+        rows.append({"key": name, "value": value if options.json else repr(value), **more})
+    emit_table(rows, folded=("value", "meaning"))
 
 
 def _meaning(config: Config, name: str) -> str:

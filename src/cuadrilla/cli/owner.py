@@ -38,7 +38,7 @@ def pause(
 def trust_code(sha256: str) -> None:
     """Allow code to run on this machine, by its SHA-256, also before it is fetched. Raises ConfigError."""
     if not re.fullmatch("[0-9a-f]{64}", sha256):
-        raise ConfigError("{text!r} is no hash of code", text=sha256[:80], hint="copy what `cuadrilla join` printed")
+        raise ConfigError("{text!r} is not a hash of code", text=sha256[:80], hint="copy what `cuadrilla join` printed")
     Home.of_user().trust(sha256)
     say("{hash} may run on this machine", hash=sha256)
 

@@ -98,7 +98,9 @@ def train(
     ] = "",
     show: Annotated[
         bool,
-        typer.Option("--show-config", help="Only show every value of the run, where it comes from and what it means."),
+        typer.Option(
+            "--show-config", help="Only show every value of the run and its origin; without a run, what each key means."
+        ),
     ] = False,
 ) -> None:
     """Train a run, or make a model of texts. Ctrl-C saves and stops; the same command goes on from there."""
