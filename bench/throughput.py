@@ -19,9 +19,9 @@ from typing import Any
 
 from bench.common import options, report, run_text, summary
 from bench.nodes import PORT, Place
-from cuadrilla.crew.bundle import code_hash
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir, last_rows
+from tests.commands import task_hash
 from tests.lan import can_shape, lan
 from tests.machines import ended, invite, up
 
@@ -87,7 +87,7 @@ def crew(folder: Path, lead: Place, machines: Sequence[Place], *, units: int, st
     processes = [up(lead, run, PORT)]
     says = invite(lead, "--uses", str(len(machines)))
     for number, machine in enumerate(machines, start=1):
-        Home(machine.home).trust(code_hash([run.path / "task.py"]))
+        Home(machine.home).trust(task_hash(run.path))
         processes.append(machine.start("join", "--name", f"m{number}", "--threads", "1", says=says))
     for process in processes:
         ended(process)
