@@ -18,8 +18,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep large freed blocks for the next pass instead of giving them back to the kernel.
 
     Each pass allocates and frees the same hundreds of megabytes. If they were mapped anew, their page faults would cost
-    a part of each step. Every command calls this first; `crew/equipment.py` calls it for users' own programs and for
-    Ray's actors. Without glibc (macOS, Windows, musl) nothing changes.
+    a part of each step. Every command calls this first; `crew/equipment.py` calls it for users' own programs. Without
+    glibc (macOS, Windows, musl) nothing changes.
     """
     library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if library is not None and hasattr(library, "gnu_get_libc_version"):

@@ -15,9 +15,9 @@ one that is not finite, makes the contribution invalid.
 
 During a pass a module writes into tensors of the worker, since a worker alone shares those of record with the
 coordinator. For the pass its momentum is None and its count begins at 0, so it keeps the mean over its calls in the
-pass: shared layers, and those that gradient checkpointing computes twice, are called several times. With
-a momentum of None, torch.compile breaks its graph at the module. A module that a pass does not call, or that is in
-evaluation mode (frozen), adds nothing. A module without any unit in a version keeps its statistics.
+pass: shared layers, and those that gradient checkpointing computes twice, are called several times. With a momentum of
+None, torch.compile breaks its graph at the module. A module that a pass does not call, or that is in evaluation mode
+(frozen), adds nothing. A module without any unit in a version keeps its statistics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
