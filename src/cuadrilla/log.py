@@ -99,11 +99,3 @@ def silence_grpc() -> None:
     log file. A value set by the user stays. A failed assertion of gRPC still ends the process (SIGABRT).
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def to_files_only(library: str) -> None:
-    """Send what a library logs to our log files only (or nowhere without one). Call it after the library's import."""
-    logger = logging.getLogger(library)
-    logger.propagate = False
-    ours = [handler for handler in logger.handlers if isinstance(handler, _LogFile)]
-    logger.handlers[:] = [*ours, logging.NullHandler()]  # without any handler Python itself writes to stderr

@@ -19,6 +19,7 @@ from typing import Any
 
 from cuadrilla.errors import ConfigError, CuadrillaError
 from cuadrilla.jobs.executor import Ended
+from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.runfile import read_run_config, read_run_file
 
@@ -54,7 +55,7 @@ class RunQueue:
 
     def table(self) -> list[dict[str, Any]]:
         return [
-            {"run": run.line, "state": run.state, "machine": run.place, "reason": run.reason}
+            {"run": run.line, "state": Message(run.state), "machine": run.place, "reason": run.reason}
             for run in self._runs.values()
         ]
 
