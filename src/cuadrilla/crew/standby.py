@@ -52,7 +52,7 @@ class Copy:
         self.run = RunDir(folder / "run")
         self._folder, self._listen, self._report = folder, listen, report
         self._known, self._version, self._crc = "", 0, 0
-        """What the coordinator told last; version and CRC of the newest record that this process has copied."""
+        """The newest `Missing.known`; version and CRC of the newest record that this process has copied."""
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)
 
