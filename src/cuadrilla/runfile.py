@@ -291,6 +291,8 @@ def in_our_words(problem: ErrorDetails) -> str:
             return message
         case {"gt": limit} | {"ge": limit} | {"lt": limit} | {"le": limit}:
             return Message("should be {sign} {limit}", sign=SIGNS[problem["type"]], limit=limit)
+        case {"expected_tags": str(expected)}:
+            return Message("kind should be one of {choices}", choices=expected)
         case {"expected": str(expected)}:
             return Message("should be one of {choices}", choices=expected.replace(" or ", ", "))
     return WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "should")

@@ -37,7 +37,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("model.preset=gigantic", "'micro', 'mini'", ""),
         ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
         ("train.device=gpu", "pattern", ""),
-        ("optim.kind=lion", "'muon', 'adamw'", ""),
+        ("optim.kind=lion", "kind should be one of 'muon', 'adamw'", ""),
         ("engine.workers=[1, 0.5]", "unknown key engine.workers", "another kind"),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),
         ("schedule.cooldown=0.99", "exceed 1", ""),

@@ -71,7 +71,7 @@ class Queue:
     """A queue, and the file that a test edits."""
 
     def __init__(self, file: Path, *lines: str) -> None:
-        self.file, self.told = file, list[tuple[str, str]]()
+        self.file, self.said = file, list[tuple[str, str]]()
         self.write(*lines)
         self.work = RunQueue(file, tell=self._tell)
 
@@ -83,12 +83,12 @@ class Queue:
         self.work.unwanted()  # the next round of the loop reads the same
 
     def _tell(self, run: QueuedRun) -> None:
-        self.told.append((run.line, run.place if run.state == RUNNING else run.state))
+        self.said.append((run.line, run.place if run.state == RUNNING else run.state))
 
     def hand_out(self, hands: Hands, *deeds: Callable[[], object]) -> list[tuple[str, str]]:
         """Run the loop. Returns what it tells: a run with its machine when it begins, with its state when it ends."""
         hand_out(self.work, [hands], stop=Rounds(hands, *deeds))
-        return self.told
+        return self.said
 
     def rows(self) -> dict[str, tuple[str, str]]:
         """State and reason of each run."""
@@ -172,7 +172,7 @@ def test_a_file_that_is_being_written_stops_nothing(queue: Queue) -> None:
         queue.write("uno", "dos", "tres")
 
     queue.hand_out(hands, seen_empty, queue.file.unlink)
-    assert queue.told == [("uno", "ana")]
+    assert queue.said == [("uno", "ana")]
 
 
 def test_what_cannot_begin_holds_nobody_up(queue: Queue) -> None:

@@ -192,9 +192,9 @@ class RunReader:
     def _mean_shares(self) -> dict[str, float]:
         """Each present machine's mean share of the newest steps, scaled so that the shares add up to 1."""
         gone = {name for name, member in self._members.items() if self.state == RUNNING and not member.here}
-        told = [row["shares"] for row in self._newest.values() if "shares" in row]
-        names = set[str]().union(*told) - gone
-        sums = {name: sum(shares.get(name, 0.0) for shares in told) for name in names}
+        shared = [row["shares"] for row in self._newest.values() if "shares" in row]
+        names = set[str]().union(*shared) - gone
+        sums = {name: sum(shares.get(name, 0.0) for shares in shared) for name in names}
         return {name: value / (sum(sums.values()) or 1.0) for name, value in sums.items()}
 
     def _machines(self) -> list[dict[str, Any]]:
@@ -258,21 +258,21 @@ class RunReader:
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
 
     def _take_row(self, version: int, row: dict[str, Any]) -> None:
-        told = dict(figures(row))
-        is_late = "val_loss" in told and version < self._last.get("version", 0)  # an evaluation of an earlier step
-        self._last |= {key: value for key, value in told.items() if key.startswith("val_")} if is_late else told
-        if told.get("val_loss", math.inf) < self._best.get("best_loss", math.inf):
-            self._best = {"best_loss": told["val_loss"], "best_version": version}
+        found = dict(figures(row))
+        is_late = "val_loss" in found and version < self._last.get("version", 0)  # an evaluation of an earlier step
+        self._last |= {key: value for key, value in found.items() if key.startswith("val_")} if is_late else found
+        if found.get("val_loss", math.inf) < self._best.get("best_loss", math.inf):
+            self._best = {"best_loss": found["val_loss"], "best_version": version}
         if not is_late or version in self._newest:
             keys = ("tokens_per_second", "shares", "seconds", "steps")
             self._newest[version] = {key: row[key] for key in keys if row.get(key)}
             while len(self._newest) > NEWEST:
                 self._newest.pop(next(iter(self._newest)))
-        del told["version"]
-        if "seconds" in told:
-            self._elapsed += told["seconds"]
-            told["elapsed"] = self._elapsed
-        self._figures.add(version, told)
+        del found["version"]
+        if "seconds" in found:
+            self._elapsed += found["seconds"]
+            found["elapsed"] = self._elapsed
+        self._figures.add(version, found)
         if shares := row.get("shares"):
             self._shares.add(version, shares)
         if sample := row.get("sample"):
