@@ -88,9 +88,6 @@ class FaultyLink:
     def download(self, ref: TensorRef) -> Tensors:
         return self._link.download(ref)
 
-    def close(self) -> None:
-        self._link.close()
-
     def _reach(self, phase: Phase) -> str:
         """Die if a script says so; else the action that an upload suffers now, or "" for none."""
         for script in self._scripts:

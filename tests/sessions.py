@@ -41,9 +41,6 @@ class Led:
     def download(self, ref: TensorRef) -> Tensors:
         return ref  # type: ignore[return-value]
 
-    def close(self) -> None:
-        pass
-
 
 def worker_half(model: nn.Module, *, strict: bool = False) -> ExactWorker:
     return ExactWorker(model, strict=strict)

@@ -13,7 +13,7 @@ import torch
 
 from cuadrilla.crew.local import WORKER, run_local
 from cuadrilla.link.base import Link, TensorRef, Tensors, ToCoordinator, ToWorker
-from cuadrilla.link.client import Connection
+from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.wire import Layout
@@ -22,7 +22,7 @@ from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext
 
 WrapLink = Callable[[str, Link], Link]
-Connect = Callable[[str], Link]
+Connect = Callable[[str], GrpcLink]
 TICK_SECONDS = 0.02
 
 
@@ -35,7 +35,7 @@ def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Ou
     torch.set_num_threads(1)
     try:
         with serving(context) as connect:
-            return _run_threads(context, lambda name: wrap(name, connect(name)))
+            return _run_threads(context, connect, wrap)
     finally:
         context.store.close()
         torch.set_num_threads(before)
@@ -58,7 +58,7 @@ def serving(context: RunContext) -> Iterator[Connect]:
             yield lambda name: Connection(address, identity=server.admit(name)).session(parameters=context.parameters)
 
 
-def _run_threads(context: RunContext, connect: Connect) -> Outcome:
+def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink) -> Outcome:
     """Coordinate in the calling thread, with a thread for each worker."""
     errors: list[BaseException] = []
     turns = threading.Lock()
@@ -66,13 +66,15 @@ def _run_threads(context: RunContext, connect: Connect) -> Outcome:
     def work(name: str, speed: float) -> None:
         own = replace(context, model=copy.deepcopy(context.model), speed=speed)
         refuse_private_buffers(own.model)
-        link = TakesTurns(PracticeLink(connect(name), shape=Shape(speed=speed)), turns)
+        session = connect(name)
+        link = TakesTurns(PracticeLink(wrap(name, session), shape=Shape(speed=speed)), turns)
         try:
             own.work(link)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # tests let it raise anything
             errors.append(error)
         finally:
-            link.close()
+            link.end_turn()
+            session.close()
 
     threads = [
         threading.Thread(target=work, args=(f"worker-{number}", speed))
@@ -108,21 +110,17 @@ class TakesTurns:
 
     def call(self, message: ToCoordinator) -> None:
         """The loop calls it after a pass: end the turn."""
-        self._end_turn()
+        self.end_turn()
         self._link.call(message)
 
     def next_event(self) -> ToWorker:
-        self._end_turn()
+        self.end_turn()
         return self._link.next_event()
 
     def download(self, ref: TensorRef) -> Tensors:
         return self._link.download(ref)
 
-    def close(self) -> None:
-        self._end_turn()
-        self._link.close()
-
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
         if self._has_turn:
             self._has_turn = False
             self._turns.release()

@@ -71,8 +71,6 @@ class Held:
         self.clock.spend(4.0)
         return {"w": torch.zeros(1000)}
 
-    def close(self) -> None: ...
-
 
 def lease(version: int, *, units: int) -> Lease:
     return Lease(lease_id=version, version=version, units=tuple(range(units)), planned_tokens=0)

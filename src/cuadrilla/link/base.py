@@ -347,6 +347,3 @@ class Link(Protocol):
 
     def download(self, ref: TensorRef) -> Tensors:
         """The tensors of a Version, by its `parameters`."""
-
-    def close(self) -> None:
-        """Leave the link; safe to call twice."""

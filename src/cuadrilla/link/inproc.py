@@ -65,6 +65,3 @@ class InProcLink:
     def download(self, ref: TensorRef) -> Tensors:
         assert isinstance(ref, dict)
         return ref
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -96,10 +96,6 @@ class IslandLink:
         """Rank 0 learns of it at the end of the present lease. Safe in a signal handler."""
         self._asked = True
 
-    def close(self) -> None:
-        if self.inner is not None:
-            self.inner.close()
-
     def _from_behind(self, ask: Callable[[], T]) -> T | None:
         """At rank 0: the result of a call to `inner`, or None once `inner` is broken."""
         if self._behind is None:

@@ -148,9 +148,6 @@ class PracticeLink:
             self._enter("computing", num_bytes=num_bytes)
         return found
 
-    def close(self) -> None:
-        self._link.close()
-
     def _send(self, answer: Contribution) -> None:
         num_bytes = num_bytes_of(answer.tensors)
         self._enter("sending")

@@ -119,6 +119,3 @@ class _Leases:
     def download(self, ref: TensorRef) -> Tensors:
         del ref
         return self.weights
-
-    def close(self) -> None:
-        """Nothing is open."""
