@@ -25,7 +25,7 @@ class Joined:
     address: str
     name: str
     term: int = 0
-    """The crew's highest known term: see `KnownTerm` in `link/base.py`."""
+    """How many times the crew has promoted a standby, as far as this machine knows."""
 
 
 class Home:

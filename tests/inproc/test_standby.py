@@ -5,21 +5,24 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cuadrilla.crew.node import Node
 from cuadrilla.crew.standby import Copy, newest_version, promote
 from cuadrilla.errors import CheckpointError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import Download, Follow, Hello, KnownTerm, Missing, Refused, Version
+from cuadrilla.link.base import Download, Follow, Missing, Refused, Version
 from cuadrilla.link.client import Connection
+from cuadrilla.link.identity import save_node
 from cuadrilla.rundir import RunDir, read_object
 from cuadrilla.train.checkpoint import list_checkpoints, save_checkpoint, version_of
 from cuadrilla.train.journal import append
-from tests.hostile import CEILING_SECONDS, LAYOUT, MIB, PARAMETERS, Crew
+from tests.hostile import CEILING_SECONDS, MIB, PARAMETERS, Crew
 
 TENSORS = {"weight": torch.arange(300_000.0)}  # more than one chunk
 LARGE = {"weight": torch.zeros(16 * 2**20)}  # more than what can be in transit at one time
@@ -232,21 +235,18 @@ def test_others_get_nothing(crew: Coordinator) -> None:
             list(crew.eva.ask(asked))
 
 
-def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator) -> None:
-    """Its answers are refused at the first call and in a session that began before. A later term is learned."""
-    learned: list[int] = []
-    term = KnownTerm(0, learned=learned.append)
-    with closing(Connection(crew.address, identity=crew.node("luis"), term=term)) as connection:
-        assert connection.describe().config == "{}"
-        session = connection.session(parameters=[LAYOUT])
-        session.call(Hello(speed_hint=1.0))
-        crew.heard.next("luis")
-        term.meet(2, address="elsewhere")
-        crew.server.send("luis", Version(version=1, parameters=PARAMETERS))
-        with pytest.raises(LinkError, match="old coordinator"):
-            session.next_event()
-        session.close()
-        with pytest.raises(LinkError, match=r"term 0, not 2"):
-            connection.describe()
-    assert learned == [2]
+def test_a_coordinator_of_an_earlier_term_is_nobodys(crew: Coordinator, tmp_path: Path) -> None:
+    """The address and a later term are learned and stored. Whoever knows them does not work for an earlier one."""
+    home = Home(tmp_path / "luis")
+    folder = home.joined_folder(b"key")
+    save_node(folder, crew.node("luis"))
+    node = Node(home=home, crew=Joined(folder=folder, address=ELSEWHERE, name="luis"))
+    now, earlier = (replace(crew.server._description, term=term) for term in (2, 1))
+    with closing(node.connect(crew.address)) as connection:
+        crew.server._description = now
+        assert node.describe(connection) == now
+        crew.server._description = earlier
+        with pytest.raises(LinkError, match=r"old coordinator.*term 1, not 2"):
+            node.describe(connection)
+    assert home.joined() == [Joined(folder=folder, address=crew.address, name="luis", term=2)]
     assert crew.works()

@@ -247,9 +247,8 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.worker import once, work_on_all
     from cuadrilla.link.base import LEAVES
-    from cuadrilla.link.client import Connection
 
-    description = once(node, Connection.describe)
+    description = once(node, node.describe)
     require_work(description, jobs=description.takes_jobs)
     if not description.takes_jobs:
         return work_on_all(node, choose_uses(devices, threads=threads, config=load_dumped(description.config)))

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import fetch
 from cuadrilla.crew.idle_policy import IdlePolicy
+from cuadrilla.errors import LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import KnownTerm
+from cuadrilla.link.base import RunDescription
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node
 from cuadrilla.messages import Message
@@ -37,24 +37,35 @@ class Node:
 
     def __post_init__(self) -> None:
         self._identity = load_node(self.crew.folder)
-        self._term = KnownTerm(self.crew.term, learned=lambda term: self.learn(term=term))
-
-    def learn(self, **changes: Any) -> None:
-        """Note and store the crew's `address`, or its `term`."""
-        self.crew = replace(self.crew, **changes)
-        self.home.remember(self.crew)
 
     def connect(self, address: str, *, device: str = "") -> Connection:
         """A connection for a worker with this device."""
-        return Connection(address, identity=self._identity, term=self._term, device=device)
+        return Connection(address, identity=self._identity, device=device)
+
+    def describe(self, connection: Connection) -> RunDescription:
+        """What the coordinator trains. A new address or term of it is stored. Raises LinkError, also for a coordinator
+        of an earlier term, which was believed dead; ResourceError."""
+        description = connection.describe()
+        if description.term < self.crew.term:
+            raise LinkError(
+                "{address} is this crew's old coordinator: another machine was promoted since (term {term}, not"
+                " {known})",
+                address=connection.address,
+                term=description.term,
+                known=self.crew.term,
+                hint="stop it there (cuadrilla stop); the crew goes on where it was promoted",
+            )
+        self.crew = replace(self.crew, term=description.term, address=connection.address)
+        if self.run is None and self.crew not in self.home.joined():  # a full disk keeps no machine from joining again
+            self.home.remember(self.crew)
+        return description
 
     def found_run(self, connection: Connection) -> tuple[Config, Path]:
         """Fetch the run; return its configuration, and the folder to which its paths are relative. Raises LinkError
         unless the coordinator answers, and as `fetch`."""
-        description = connection.describe()
+        description = self.describe(connection)
         if self.run is not None:
             return read_run_config(self.run), self.run.path
-        self.learn()  # the coordinator has answered; `fetch` may end with a request to approve code
         found = fetch(connection, description, home=self.home, report=self.tell)
         self.tell_working()
         return found

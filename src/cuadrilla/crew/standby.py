@@ -16,13 +16,13 @@ import os
 import shutil
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from cuadrilla.crew.bundle import Report, fetch
+from cuadrilla.crew.node import Node
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import Download, Follow, KnownTerm, Missing, Refused, RunDescription
+from cuadrilla.link.base import Download, Follow, Missing, Refused, RunDescription
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
 from cuadrilla.link.standby import record_name
@@ -128,12 +128,11 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     if (run := RunDir(folder / "run")).metrics.exists():
         problem = "the copy was promoted and is trained here: {path}"
         raise ConfigError(problem, path=run.path, hint="move it away first")
-    term = KnownTerm(crew.term, learned=lambda value: home.remember(replace(crew, term=value)))
-    copy = Copy(folder, listen=listen, report=report)
+    node, copy = Node(home=home, crew=crew), Copy(folder, listen=listen, report=report)
     while True:
-        with closing(Connection(crew.address, identity=load_node(crew.folder), term=term)) as connection:
+        with closing(node.connect(crew.address)) as connection:
             try:
-                described = connection.describe()
+                described = node.describe(connection)
                 connection.reply(Follow(address=listen), Missing)  # refused now, not after the run's data have arrived
                 copy.fetch_run(connection, described, home)
                 reported = ""

@@ -76,7 +76,6 @@ def serve_sessions(
             patience.reached += node.idle_policy.wait_until_idle(unless=leaving)
         if leaving is not None and leaving.is_set():
             return LEAVES
-        began = time.monotonic()
         try:
             with closing(node.connect(patience.address, device=device)) as connection:
                 stop = serve(connection)
@@ -89,9 +88,6 @@ def serve_sessions(
             raise
         except LinkError as error:
             patience.wait(error)
-        finally:
-            if node.heard_at > began and patience.address != node.crew.address:
-                node.learn(address=patience.address)
 
 
 def in_session(
@@ -169,7 +165,7 @@ class _Worker:
         if self._equipment is None:
             self._equipment = self._equip(*self._node.found_run(connection))
         else:
-            require_work(connection.describe(), jobs=False)
+            require_work(self._node.describe(connection), jobs=False)
         work = partial(self._train, self._equipment, is_back=is_back)
         return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 

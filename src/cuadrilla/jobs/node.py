@@ -109,7 +109,7 @@ class JobWorker:
 
     def _serve(self, connection: Connection) -> Stop | None:
         """Hold a session; return its Stop, or None if this machine left by itself. Raises LinkError when it breaks."""
-        require_work(connection.describe(), jobs=True)
+        require_work(self._node.describe(connection), jobs=True)
         self._held = ""
         return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
 

@@ -8,7 +8,7 @@ are checked when a message arrives, not when this machine makes one.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -149,15 +149,13 @@ class Goodbye:
 class Version:
     """A committed state, in the strategy's form for the next round. `version`: the run's optimizer steps so far.
 
-    `standbys`: addresses of machines that can take over as coordinator. `term`: how many times a standby was promoted,
-    as far as this coordinator knows. A link between machines fills in both.
+    `standbys`: addresses of machines that can take over as coordinator; a link between machines fills them in.
     """
 
     version: Count
     next_round_steps: Annotated[int, Field(gt=0, le=MAX_UNITS)] = 1
     parameters: Annotated[TensorRef, Field(exclude=True)] = None
     standbys: Annotated[tuple[Text, ...], Field(max_length=MAX_FACTS)] = ()
-    term: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +222,7 @@ class RunDescription:
     cuadrilla: Text = ""
     """The coordinator's version."""
     term: Count = 0
-    """As in `Version`."""
+    """How many times a standby was promoted in this crew, as far as this coordinator knows."""
     takes_jobs: bool = False
     """No run is trained together: each session is assigned whole runs (`link/jobs.py`)."""
 
@@ -295,31 +293,6 @@ class Missing:
     known: str
     records: tuple[Count, ...] = ()
     checkpoint: Count | None = None
-
-
-@dataclass
-class KnownTerm:
-    """How many times a crew promoted a standby, as far as this machine knows. A coordinator with a lower term is an old
-    one that was believed dead. `learned` is called with each higher term.
-    """
-
-    value: int = 0
-    learned: Callable[[int], None] = lambda _term: None
-
-    def meet(self, term: int, *, address: str) -> None:
-        """Raises LinkError for a coordinator of an earlier term."""
-        if term < self.value:
-            raise LinkError(
-                "{address} is this crew's old coordinator: another machine was promoted since (term {term}, not"
-                " {known})",
-                address=address,
-                term=term,
-                known=self.value,
-                hint="stop it there (cuadrilla stop); the crew goes on where it was promoted",
-            )
-        if term > self.value:
-            self.value = term
-            self.learned(term)
 
 
 class Refused(LinkError):

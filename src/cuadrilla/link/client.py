@@ -30,7 +30,6 @@ from cuadrilla.link.base import (
     Enrolled,
     Goodbye,
     Hello,
-    KnownTerm,
     Lease,
     Leave,
     NodeReport,
@@ -71,7 +70,7 @@ class Connection:
     `device`: the device whose worker calls, if the node has a worker for each of several; else "".
     """
 
-    def __init__(self, address: str, *, identity: Identity, term: KnownTerm | None = None, device: str = "") -> None:
+    def __init__(self, address: str, *, identity: Identity, device: str = "") -> None:
         credentials = grpc.ssl_channel_credentials(root_certificates=identity.certificate)
         options = [
             ("grpc.ssl_target_name_override", SERVER_NAME),
@@ -83,9 +82,8 @@ class Connection:
             ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
             ("grpc.http2.max_pings_without_data", 0),  # a worker that loads its data only listens
         ]
-        self._address = address
+        self.address = address
         self.identity = identity
-        self._term = term or KnownTerm()
         self.memory = wire.Memory(keep=1)
         self._device = device
         self._channel = grpc.secure_channel(address, credentials, options=options)
@@ -100,14 +98,8 @@ class Connection:
         list(self.ask(Leave(), seconds=CALL_SECONDS))
 
     def describe(self) -> RunDescription:
-        """What the coordinator trains. Raises LinkError, also for a coordinator of an earlier term."""
-        run = self.reply(Describe(), RunDescription)
-        self.meet(run.term)
-        return run
-
-    def meet(self, term: int) -> None:
-        """Raises LinkError for a coordinator of an earlier term."""
-        self._term.meet(term, address=self._address)
+        """What the coordinator trains. Raises LinkError."""
+        return self.reply(Describe(), RunDescription)
 
     def fetch(self, file: OfferedFile, *, to: Path, arrived: Callable[[int], None] = lambda _: None) -> None:
         """Download a file and check its hash. A broken download is resumed. `arrived` is called with numbers of bytes.
@@ -174,7 +166,7 @@ class Connection:
         try:
             yield from self.stream("Call", itertools.chain([message], data), seconds=seconds, secret=secret)
         except grpc.RpcError as error:
-            raise as_link_error(error, address=self._address) from None
+            raise as_link_error(error, address=self.address) from None
 
     def stream(
         self, method: str, messages: Iterator[object], *, seconds: float | None = None, secret: bytes = b""
@@ -312,7 +304,6 @@ class GrpcLink:
                 message: ToWorker | Order = wire.decode(raw, *FROM_COORDINATOR)
                 self.heard_at = time.monotonic()
                 if isinstance(message, Version):
-                    self._connection.meet(message.term)
                     self.standbys = message.standbys
                     message = replace(message, parameters=message.version)
                 self._inbox.put(message)

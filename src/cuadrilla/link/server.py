@@ -183,7 +183,7 @@ class CrewServer:
             self._publish(message)
             self._standby.announced = message.version
             standbys = tuple(sorted(self._standby.addresses.values()))
-            message = replace(message, standbys=standbys, term=self._description.term)
+            message = replace(message, standbys=standbys)
         session = self._sessions.get(worker)
         if session is not None and isinstance(message, Stop):
             self._close_session(session, message)
