@@ -20,7 +20,7 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import Hello, Stop
 from cuadrilla.link.client import Connection
 from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep
-from cuadrilla.link.wire import file_chunks
+from cuadrilla.link.wire import decode, encode, file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
@@ -66,7 +66,8 @@ class Machine:
         if change is not None:
             change(folder)
         for name in NAMES:
-            self.session.send(Keep(name=f"{job}/checkpoints/{folder.name}/{name}"), file_chunks(folder / name))
+            file = Keep(job=job, path=f"checkpoints/{folder.name}/{name}")
+            self.session.send(file, file_chunks(folder / name))
 
     def rows(self, job: str, *, to: int) -> JobNews:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]
@@ -181,11 +182,12 @@ def test_how_a_job_ends(crew: Jobs, ended: str, found: dict[str, Any]) -> None:
     assert crew.executor.free == ["ana"]
 
 
-REFUSED = [
-    "0000-0/run.toml",
-    "0000-0/checkpoints/v00000004/../../run.toml",
-    "0000-0/../0001-0/checkpoints/v00000004/state.json",
-    "0001-0/checkpoints/v00000004/state.json",
+WRONG_PATHS = [
+    "run.toml",
+    "checkpoints/v00000004/../../run.toml",
+    "../0001-0/checkpoints/v00000004/state.json",
+    "checkpoints/v0000000004/state.json",
+    "checkpoints/v00000004/state.json\n",
     "",
 ]
 
@@ -195,13 +197,14 @@ def test_files_that_nobody_wants_are_not_written(crew: Jobs) -> None:
     crew.gives("0000-0", mala)
     crew.gives("0001-0", ana)
     before = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts}
-    for name in REFUSED:
-        with contextlib.suppress(LinkError):
-            crew.executor.keep("mala", Keep(name=name), iter([memoryview(b"x")]))
+    for path in WRONG_PATHS:
+        with pytest.raises(LinkError, match="with invalid values"):
+            decode(encode(Keep(job="0000-0", path=path)), Keep)
+    crew.executor.keep("mala", Keep(job="0001-0", path="checkpoints/v00000004/state.json"), iter([memoryview(b"x")]))
     made = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts} - before
     assert [path for path in made if path.is_file()] == []
     with contextlib.suppress(LinkError):
-        mala.session.send(Keep(name="0000-0/run.toml"), iter([b"x"]))
+        mala.session.send(Keep(job="0000-0", path="run.toml"), iter([b"x"]))
     stop = mala.session.next_event(seconds=CEILING_SECONDS)
     assert isinstance(stop, Stop)
     assert stop.refused

@@ -55,7 +55,7 @@ STATE = "checkpoints/v00000010/state.json"
 def test_orders_that_reach_beyond_a_job_are_refused(job: str, begun: list[str]) -> None:
     files = [{"path": path, "sha256": "00" * 32, "num_bytes": 1} for path in begun]
     with pytest.raises(LinkError, match="with invalid values"):
-        arrived(Assignment, job=job, config="{}", files=[], begun=files)
+        arrived(Assignment, job=job, run={"config": "{}", "files": []}, begun=files)
     with pytest.raises(LinkError):
         arrived(Recall, job="../x")
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuadrilla.crew.bundle import offer_whole
-from cuadrilla.errors import CheckpointError, LinkError
+from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Goodbye, Hello, NodeReport, Stop, ToCoordinator, offered
-from cuadrilla.link.jobs import CHECKPOINT_FILE, DEVICE, METRICS, Assignment, JobNews, Keep, Recall
+from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, Stop, ToCoordinator, offered
+from cuadrilla.link.jobs import DEVICE, METRICS, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -83,15 +83,6 @@ class AssignedJob:
     def incoming(self) -> Path:
         """The folder of files that its machine sends."""
         return self.run.path / ".incoming"
-
-    def place_for(self, path: str) -> Path:
-        """Path for a file that its machine sends; for the link's threads. Raises LinkError for an unwanted file."""
-        match = CHECKPOINT_FILE.fullmatch(path)
-        if match is None:
-            raise LinkError(
-                "a machine sent a file that is no part of a checkpoint", hint="install the same version there"
-            )
-        return self.incoming / f"v{int(match[1]):08d}" / match[2]
 
 
 @dataclass(kw_only=True)
@@ -166,7 +157,7 @@ class CrewExecutor:
 
     # -- from the threads of the link ----------------------------------------------------------------------------------
 
-    def receive(self, worker: str, message: ToCoordinator | NodeReport) -> None:
+    def receive(self, worker: str, message: ToCoordinator | NodeReport | JobNews) -> None:
         match message:
             case Hello():
                 self._heard.put(lambda: self._join(worker, device=message.environment.get(DEVICE, "")))
@@ -174,26 +165,22 @@ class CrewExecutor:
                 self._heard.put(lambda: self._gone(worker, message.reason))
             case NodeReport():
                 self._logs.report(worker, message)
-            case _:
-                self._alive(worker)
+            case JobNews():
+                self._heard.put(lambda: self._take(worker, message))
+        self._alive(worker)
 
     def _alive(self, worker: str) -> None:
         machine = self._machines.get(worker)
         if machine is not None:
             machine.heard_at = time.monotonic()
 
-    def news(self, worker: str, news: JobNews) -> None:
-        self._alive(worker)
-        self._heard.put(lambda: self._take(worker, news))
-
     def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
-        """Raises LinkError, ResourceError."""
+        """Raises ResourceError."""
         assigned = self._assigned().get(worker)
-        job, _, path = file.name.partition("/")
-        if assigned is None or assigned.job != job:  # this machine has lost the job
+        if assigned is None or assigned.job != file.job:  # this machine has lost the job
             deque(chunks, maxlen=0)
             return
-        target = assigned.place_for(path)
+        target = assigned.incoming / file.path.removeprefix("checkpoints/")
         make_private(target.parent)
         with storage_errors(target), open(target, "wb", opener=open_private) as sent:
             sent.writelines(chunks)
@@ -294,7 +281,8 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
         write_json(run.config, {"values": dump(config), **known}, private=True)
         stack.pop_all()
-    return assigned, Assignment(job=job, config=offer.config, files=offered(offer.files), begun=offered(begun))
+    description = RunDescription(config=offer.config, files=offered(offer.files))
+    return assigned, Assignment(job=job, run=description, begun=offered(begun))
 
 
 def newest_listed(run: RunDir) -> int:

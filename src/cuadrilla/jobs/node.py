@@ -31,7 +31,7 @@ from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
-from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, RunDescription, Stop
+from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.wire import file_chunks
@@ -165,8 +165,7 @@ class JobWorker:
         run = RunDir(self._folder / RUNS / order.job)
         shutil.rmtree(run.path, ignore_errors=True)
         make_private(run.path)
-        description = RunDescription(config=order.config, files=order.files)
-        config, files = fetch(connection, description, home=self._node.home, report=self._node.tell)
+        config, files = fetch(connection, order.run, home=self._node.home, report=self._node.tell)
         goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
         config = settings_here(config, files, goes_on=goes_on)
         with storage_errors(run.path):
@@ -218,7 +217,7 @@ class JobWorker:
             for name in (*FILES, MANIFEST):
                 if not (path / name).exists():  # removed meanwhile, since there is a newer one
                     break
-                file = Keep(name=f"{doing.name}/checkpoints/{path.name}/{name}")
+                file = Keep(job=doing.name, path=f"checkpoints/{path.name}/{name}")
                 session.send(file, file_chunks(path / name))
             doing.sent.add(version_of(path))
 

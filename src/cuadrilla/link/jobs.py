@@ -11,14 +11,14 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field
 
-from cuadrilla.link.base import JOB_NAME, Count, OfferedFile, Text
+from cuadrilla.link.base import JOB_NAME, Count, OfferedFile, RunDescription, Text
 
 COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
 DEVICE = "device"
 """Key in the environment of a Hello: the kind of the device that will train jobs."""
 CHECKPOINT_FILE = re.compile(
-    r"checkpoints/v([0-9]{8,12})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
+    r"checkpoints/v([0-9]{8}|[1-9][0-9]{8,11})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
 )
 
 
@@ -34,12 +34,11 @@ RunFile = Annotated[OfferedFile, AfterValidator(_of_a_run)]
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A run that one machine trains by itself. `config`: its configuration as JSON; `files`: the files it needs;
-    `begun`: files of its run directory, if another machine has trained a part of it."""
+    """A run that one machine trains by itself. `begun`: files of its run directory, if another machine has trained a
+    part of it."""
 
     job: JobName
-    config: str
-    files: tuple[OfferedFile, ...]
+    run: RunDescription
     begun: tuple[RunFile, ...] = ()
 
 
@@ -67,19 +66,18 @@ class JobNews:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """A file of a job is sent back; its bytes follow. `name`: that of the job, and the file's path in the run. The
-    manifest of a checkpoint comes after its other files."""
+    """A file of a checkpoint is sent back; its bytes follow. The manifest comes after the other files."""
 
-    name: str
+    job: JobName
+    path: Annotated[str, Field(pattern=f"^{CHECKPOINT_FILE.pattern}$")]
+    """In the run directory."""
 
 
 class JobReceiver(Protocol):
     """The coordinator of jobs. The threads of the link call it."""
 
-    def news(self, worker: str, news: JobNews) -> None: ...
-
     def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
-        """Save a file of a worker's job. Raises LinkError for a file that is not wanted; ResourceError."""
+        """Save a file of a worker's job. Raises ResourceError."""
 
     def file(self, sha256: str) -> Path | None:
         """A file that workers of jobs may download, by its SHA-256 in hexadecimal."""

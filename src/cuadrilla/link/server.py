@@ -55,7 +55,6 @@ from cuadrilla.link.base import (
     Refused,
     RunDescription,
     Stop,
-    ToCoordinator,
     ToWorker,
     Version,
     node_of,
@@ -82,16 +81,15 @@ NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """Buffers for contributions that are reused in the next round. More workers than this need fresh memory."""
 
-FromWorker = Hello | Progress | Contribution | Goodbye | NodeReport | JobNews | Keep
-FROM_WORKER = (Hello, Progress, Contribution, Goodbye, NodeReport, JobNews, Keep)
-"""The messages of a worker in its session."""
+FROM_WORKER = (Hello, Progress, Goodbye, NodeReport)
+"""The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `Keep`."""
 ASKED = (Describe, Leave, Download, Check, Follow)
 """The messages that begin a `Call` of a node with a token."""
 
 log = logging.getLogger(__name__)
 
 
-Receive = Callable[[str, ToCoordinator | NodeReport], None]
+Receive = Callable[[str, Any], None]
 """Takes each worker's messages, and a Goodbye for a worker whose connection ended without one. It is called from the
 link's threads, so it must return at once and raise nothing."""
 
@@ -143,7 +141,7 @@ class CrewServer:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
         self._standby.members.update(self.nodes.nodes())
-        self._jobs = jobs
+        self._jobs, self._kinds = jobs, (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, Keep]))
         self.invites = Invites(home.invites if home is not None else None)
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
@@ -260,7 +258,7 @@ class CrewServer:
         """Handle all messages of a worker until its connection ends."""
         try:
             for request in requests:
-                self._take(session, wire.decode(request, *FROM_WORKER), requests)
+                self._take(session, wire.decode(request, *self._kinds), requests)
         except CuadrillaError as error:
             log.warning("%s: %s", session.worker, error.message)
             session.reason = error.message
@@ -271,7 +269,7 @@ class CrewServer:
         finally:
             self._disconnected(session)
 
-    def _take(self, session: _Session, message: FromWorker, requests: Iterator[bytes]) -> None:
+    def _take(self, session: _Session, message: Any, requests: Iterator[bytes]) -> None:
         """Handle one message. Raises LinkError for a message that is not allowed here, ResourceError."""
         worker = session.worker
         if isinstance(message, Contribution) and message.valid:
@@ -288,23 +286,15 @@ class CrewServer:
                     self._receive(worker, message)
             case _ if self._sessions.get(worker) is not session:
                 pass
-            case Contribution() | NodeReport():
-                self._receive(worker, message)
-            case Hello():
-                log.info("%s joined", worker, extra=TALK)
-                self._receive(worker, message)
             case Progress():
                 session.progress = message
                 self._tell_progress(session)
-            case JobNews() if self._jobs is not None:
-                self._jobs.news(worker, message)
             case Keep() if self._jobs is not None:
                 self._jobs.keep(worker, message, self._data(session, requests))
             case _:
-                raise LinkError(
-                    "it sent a message about a job, but this coordinator trains one run together",
-                    hint="install the same version there",
-                )
+                if isinstance(message, Hello):
+                    log.info("%s joined", worker, extra=TALK)
+                self._receive(worker, message)
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
         """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
