@@ -7,7 +7,7 @@ since the last checkpoint is lost with it.
 Invariants
 * Rows, files and the end of a job are accepted only from the machine that has it. A checkpoint counts when it agrees
   with its manifest. The checkpoint that a machine began with stays.
-* A machine that has gone, or is silent for `SILENT_SECONDS`, has lost its job.
+* A machine whose session has ended has lost its job. The link ends that of a silent one.
 """
 
 import logging
@@ -27,7 +27,7 @@ from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, Stop, ToCoordinator, offered
+from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, ToCoordinator, offered
 from cuadrilla.link.jobs import DEVICE, METRICS, Assignment, JobNews, Keep, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
@@ -60,8 +60,6 @@ from cuadrilla.train.setup import make_task, measure_length
 from cuadrilla.train.teachers import keep_teachers
 from cuadrilla.user_file import UsersCode
 
-SILENT_SECONDS = 10.0
-
 log = logging.getLogger(__name__)
 
 
@@ -90,7 +88,6 @@ class _Machine:
     """A worker that has joined."""
 
     device: str
-    heard_at: float = field(default_factory=time.monotonic)
     assigned: AssignedJob | None = None
 
 
@@ -136,11 +133,6 @@ class CrewExecutor:
         while not self._heard.empty():
             self._heard.get()()
         self.crew.end_kicked()
-        for name, machine in list(self._machines.items()):
-            if time.monotonic() - machine.heard_at > SILENT_SECONDS:
-                reason = Message("nothing heard for {seconds:g} s", seconds=SILENT_SECONDS)
-                self.crew.send(name, Stop(reason=reason, again=True))
-                self._gone(name, reason)
         ended, self._ended = self._ended, []
         return ended
 
@@ -167,12 +159,6 @@ class CrewExecutor:
                 self._logs.report(worker, message)
             case JobNews():
                 self._heard.put(lambda: self._take(worker, message))
-        self._alive(worker)
-
-    def _alive(self, worker: str) -> None:
-        machine = self._machines.get(worker)
-        if machine is not None:
-            machine.heard_at = time.monotonic()
 
     def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
         """Raises ResourceError."""
