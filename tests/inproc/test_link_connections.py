@@ -98,6 +98,20 @@ def test_the_last_word_is_heard_although_later_calls_fail(crew: Crew) -> None:
         crew.session.call(Progress(micro_steps=1))
 
 
+@pytest.mark.parametrize("stop", [Stop(reason="SIGTERM received"), None])
+def test_a_download_that_fails_ends_the_session(crew: Crew, stop: Stop | None) -> None:
+    """The other ranks of an island may wait in a collective, so the next event says how it ended: a Stop that was on
+    its way, or the error."""
+    if stop is not None:
+        crew.server.send("ana", stop)
+    with pytest.raises(LinkError):
+        crew.session.download(99)
+    if stop is not None:
+        assert crew.session.next_event() == stop
+    with pytest.raises(LinkError):
+        crew.session.next_event()
+
+
 def test_a_session_that_breaks_has_no_last_word(crew: Crew) -> None:
     crew.ana.close()
     assert crew.session.final_stop() is None

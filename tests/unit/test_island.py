@@ -16,6 +16,7 @@ from cuadrilla.link.island import IslandLink, part_of
 from cuadrilla.link.wire import Layout, decode
 from cuadrilla.runfile import resolve
 from tests.runs import RUN_FILE
+from tests.sessions import SOME_LEASE
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 PLACE = Place(rank=0, num_ranks=2)
@@ -90,24 +91,27 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("final_stop", [Stop(reason="done"), None])
-def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(final_stop, monkeypatch):
+@pytest.mark.parametrize("stop", [Stop(reason="done"), None])
+def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(stop, monkeypatch):
     """The coordinator hangs up while an answer is on its way: all ranks leave with its Stop, none joins again."""
     told = []
     monkeypatch.setattr("cuadrilla.link.island.shared", lambda text: told.append(text) or text)
 
+    broken = LinkError("the session has ended")
+
     def hung_up(_message):
-        raise LinkError("the session has ended")
+        raise broken
 
     inner, cpu = InProcLink(hung_up), torch.device("cpu")
-    link = IslandLink(inner=inner, final_stop=lambda: final_stop, parameters=Layout(()), place=cpu)
+    link = IslandLink(inner=inner, parameters=Layout(()), place=cpu)
+    for event in filter(None, (SOME_LEASE, stop, broken)):
+        inner.inbox.put(event)
     link.call(Hello(speed_hint=1.0))
-    if final_stop is not None:
-        assert link.next_event() == final_stop
+    if stop is not None:
+        assert link.next_event() == stop
     else:
         with pytest.raises(LinkError, match="ended"):
             link.next_event()
-    stop = decode(told.pop(), Stop)
-    assert isinstance(stop, Stop)
-    assert stop.again == (final_stop is None)
+    handed_on = decode(told.pop(), Stop)
+    assert handed_on.again == (stop is None)
     assert not told

@@ -141,17 +141,10 @@ class Island:
             timeout=PATIENCE,
         )
 
-    def link(
-        self,
-        *,
-        inner: Link | None = None,
-        final_stop: Callable[[], Stop | None] = lambda: None,
-        asked_to_stop: Callable[[], None] = lambda: None,
-    ) -> IslandLink:
+    def link(self, *, inner: Link | None = None, asked_to_stop: Callable[[], None] = lambda: None) -> IslandLink:
         """This rank's link for one session. The group must be formed."""
         return IslandLink(
             inner=inner,
-            final_stop=final_stop,
             parameters=self._parameters,
             place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
             asked_to_stop=asked_to_stop,

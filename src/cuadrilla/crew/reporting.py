@@ -82,11 +82,11 @@ def reporting(
     def work() -> None:
         with suppress(LinkError):
             sampler.sample()  # the first sample has no rates: they count from the sample before
-            wait, first_facts, asked = min(FIRST_SECONDS, every_seconds), facts, policy
+            wait, first_facts = min(FIRST_SECONDS, every_seconds), facts
             while not ended.wait(wait):
-                if asked is not None and (reason := asked.why_wait(working=True)) is not None:
-                    leave(reason)
-                    asked = None
+                if policy is not None and (reason := policy.why_wait(working=True)) is not None:
+                    send(NodeReport(phase="paused"))
+                    return leave(reason)
                 report = link.poll() if link is not None else NodeReport()
                 said, dropped = lines.take() if lines is not None else ((), 0)
                 report = replace(report, usage=sampler.sample(), lines=said, dropped=dropped, facts=first_facts)

@@ -63,12 +63,12 @@ def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island
 
 
 def serve_sessions(
-    serve: Callable[[Connection], Stop | None], node: Node, *, device: str = "", leaving: threading.Event | None = None
+    serve: Callable[[Connection], Stop], node: Node, *, device: str = "", leaving: threading.Event | None = None
 ) -> str:
     """Hold one session after another, until the coordinator ends the work or `leaving` is set; return why it ended.
 
-    `serve` holds a session and returns the Stop that ended it; None if this machine left by itself. Raises Refused if
-    this node is not wanted any more, LinkError, and what `serve` raises.
+    `serve` holds a session and returns the Stop that ended it. Raises Refused if this node is not wanted any more,
+    LinkError, and what `serve` raises.
     """
     patience = Patience(node)
     while True:
@@ -79,11 +79,12 @@ def serve_sessions(
         try:
             with closing(node.connect(patience.address, device=device)) as connection:
                 stop = serve(connection)
-            if stop is not None and stop.refused:
+            if stop.refused:
                 raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
-            if stop is not None and not stop.again:
+            if not stop.again:
                 return Message(stop.reason)
-            patience.begin_anew(stop)
+            log.info("out of the crew for now: %s", stop.reason, extra=TALK)
+            patience.begin_anew()
         except Refused:
             raise
         except LinkError as error:
@@ -92,23 +93,22 @@ def serve_sessions(
 
 def in_session(
     connection: Connection, node: Node, *, parameters: Sequence[Layout], work: Callable[[GrpcLink], Stop]
-) -> Stop | None:
-    """Call `work` in a new session. Return its Stop, or the one that came before the session broke; None if this
-    machine left by itself. Raises LinkError if the session breaks without a Stop."""
+) -> Stop:
+    """Call `work` in a new session. Return its Stop, or the one that came before the session broke. Raises LinkError if
+    the session breaks without a Stop."""
     session = connection.session(parameters=parameters)
     try:
-        stop = work(session)
+        return work(session)
     except LinkError:
-        if (last := session.final_stop()) is None:
+        if (stop := session.final_stop()) is None:
             raise
-        stop = last
+        return stop
     except KeyboardInterrupt:
         session.call(Goodbye(reason=LEAVES))
         raise
     finally:
         node.heard_at, node.standbys = session.heard_at, session.standbys or node.standbys
         session.close()
-    return None if session.is_held and stop.again else stop
 
 
 def once(node: Node, ask: Callable[[Connection], T]) -> T:
@@ -131,10 +131,8 @@ class Patience:
         self.address, self._dialled = node.crew.address, 0
         self.begin_anew()
 
-    def begin_anew(self, stop: Stop | None = None) -> None:
-        """Start counting anew, after a session that ended with `stop`."""
-        if stop is not None:
-            log.warning("%s: joining again", stop.reason)
+    def begin_anew(self) -> None:
+        """Start counting anew, after a session."""
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
 
     def wait(self, error: LinkError) -> None:
@@ -160,7 +158,7 @@ class _Worker:
         self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
         self._equipment: Equipment | None = None
 
-    def serve(self, connection: Connection) -> Stop | None:
+    def serve(self, connection: Connection) -> Stop:
         is_back = self._equipment is not None
         if self._equipment is None:
             self._equipment = self._equip(*self._node.found_run(connection))
@@ -190,7 +188,7 @@ class _Worker:
         )
         link: Link = practice
         if self._island is not None:
-            link = self._island.link(inner=link, final_stop=session.final_stop)
+            link = self._island.link(inner=link)
         with reporting(
             session.call,
             facts=machine_facts(equipment.device),

@@ -107,8 +107,8 @@ class JobWorker:
         shutil.rmtree(self._folder / RUNS, ignore_errors=True)  # left by a process that was killed
         return serve_sessions(self._serve, self._node, device=self._use.name, leaving=self._leaving)
 
-    def _serve(self, connection: Connection) -> Stop | None:
-        """Hold a session; return its Stop, or None if this machine left by itself. Raises LinkError when it breaks."""
+    def _serve(self, connection: Connection) -> Stop:
+        """Hold a session; return its Stop. Raises LinkError when it breaks."""
         require_work(self._node.describe(connection), jobs=True)
         self._held = ""
         return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
@@ -132,9 +132,8 @@ class JobWorker:
             if self._leaving.is_set():
                 self._held = LEAVES
             if self._held and self._doing is None:
-                session.is_held = True
                 session.call(Goodbye(reason=self._held))
-                return Stop(reason=self._held, again=True)
+                return Stop(reason=self._held, again=self._held != LEAVES)
             match session.next_event(seconds=LOOK_SECONDS):
                 case Stop() as stop:
                     return stop

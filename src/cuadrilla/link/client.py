@@ -198,8 +198,6 @@ class GrpcLink:
         """When the coordinator's last message arrived, in monotonic seconds; 0: never."""
         self.standbys: tuple[str, ...] = ()
         """Addresses of the machines that can take over as coordinator."""
-        self.is_held = False
-        """Whether this machine itself ends the session (`hold`)."""
         self._responses = connection.stream("Session", self._messages())
         self._reader = threading.Thread(target=self._read, name="reads-coordinator", daemon=True)
         self._reader.start()
@@ -221,8 +219,6 @@ class GrpcLink:
                 else:
                     self._outgoing.put(message)
                 self._progress = replace(self._progress or NOTHING_YET, part=0.0)
-            case NodeReport() if self.is_held:
-                self._outgoing.put(replace(message, phase="paused"))
             case _:
                 if isinstance(message, Hello):
                     self._progress = NOTHING_YET
@@ -249,15 +245,18 @@ class GrpcLink:
     def download(self, ref: TensorRef) -> Tensors:
         self._check()
         assert isinstance(ref, int)
-        with self._travelling:
-            arriving = self._connection.ask(Download(version=ref))
-            return wire.received(arriving, self._parameters, memory=self._connection.memory)
+        try:
+            with self._travelling:
+                arriving = self._connection.ask(Download(version=ref))
+                return wire.received(arriving, self._parameters, memory=self._connection.memory)
+        except LinkError as error:
+            self.final_stop()  # a Stop on its way comes before the break
+            self._break(error)
+            self._responses.cancel()
+            raise
 
     def hold(self, reason: str) -> None:
         """End the session soon, as if the coordinator had sent a Stop. Any thread may call it."""
-        self.is_held = True
-        with suppress(LinkError):
-            self.call(NodeReport())
         self._inbox.put(Stop(reason=reason, again=True))
 
     def final_stop(self) -> Stop | None:

@@ -1,8 +1,7 @@
 """The in-process link: it passes tensors by reference, and the coordinator runs in the worker's thread."""
 
-import queue
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from cuadrilla.errors import LinkError
@@ -10,48 +9,44 @@ from cuadrilla.link.base import Lease, Stop, TensorRef, Tensors, ToCoordinator, 
 
 
 class Inbox:
-    """A queue of events, filled by one thread and read by another. A LinkError ends the session and stays in it."""
+    """A worker's unread events, put in by other threads. The last one of a session is a Stop or a LinkError."""
 
     def __init__(self) -> None:
-        self._incoming: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting: list[Any] = []
-        self.put = self._incoming.put
+        self._unread: list[Any] = []
+        self._changed = threading.Condition()
+
+    def put(self, event: object) -> None:
+        with self._changed:
+            self._unread = [*still_valid(self._unread, event), event]
+            self._changed.notify()
 
     def next_event(self, *, seconds: float | None = None) -> Any:
-        """The next event that is not outdated: of several leases, and of several versions before a lease, only the
-        newest counts. None if nothing arrives within `seconds`. Raises LinkError.
-        """
-        if not self._waiting:
-            with suppress(queue.Empty):
-                self._waiting.append(self._incoming.get(timeout=seconds))
-        self._drain()
-        while self._waiting and self._outdated(*self._waiting):
-            del self._waiting[0]
-        if self._waiting and isinstance(self._waiting[0], LinkError):
-            raise self._waiting[0]
-        return self._waiting.pop(0) if self._waiting else None
-
-    def _outdated(self, event: object, *later: object) -> bool:
-        """Whether a later event replaces this one. A lease is computed from the version before it, so a version after
-        the last lease replaces neither."""
-        leases = [index for index, other in enumerate(later) if isinstance(other, Lease)]
-        if isinstance(event, Version):
-            until = leases[-1] if leases else len(later)
-            return any(isinstance(other, Version) for other in later[:until])
-        return isinstance(event, Lease) and bool(leases)
+        """The next event; None if nothing arrives within `seconds`. Raises LinkError, at each call after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unread, seconds)
+            if self._unread and isinstance(self._unread[0], LinkError):
+                raise self._unread[0]
+            return self._unread.pop(0) if self._unread else None
 
     def interrupted(self) -> bool:
-        self._drain()
-        return any(isinstance(event, Lease | Stop | LinkError) for event in self._waiting)
+        return any(isinstance(event, Lease | Stop | LinkError) for event in self._unread)
 
     def final_stop(self) -> Stop | None:
         """The Stop among the unread events, if there is one."""
-        self._drain()
-        return next((event for event in self._waiting if isinstance(event, Stop)), None)
+        return next((event for event in self._unread if isinstance(event, Stop)), None)
 
-    def _drain(self) -> None:
-        while not self._incoming.empty():
-            self._waiting.append(self._incoming.get())
+
+def still_valid(unread: list[Any], new: object) -> list[Any]:
+    """The unread events that a `new` one does not replace. A lease is computed from the version before it."""
+    ends = [event for event in unread if isinstance(event, Stop | LinkError)]
+    match new:
+        case Stop() | LinkError():
+            return ends
+        case Lease():
+            return ends + [event for event in unread if isinstance(event, Version)][-1:]
+        case Version() if unread and isinstance(unread[-1], Version):
+            return unread[:-1]
+    return unread
 
 
 class InProcLink:

@@ -11,16 +11,15 @@ Every rank of the process group runs the same loop with its own `IslandLink`. On
 
 Invariants: gradients are those of summed losses, so unequal parts weigh by their tokens. An answer that is invalid at
 one rank is invalid. Each lease is computed to its end, with one reduction at every rank, so ranks never wait in
-different collectives. When `inner` breaks, the next event is the Stop that came before the break. If there was none,
-the other ranks get a Stop that lets them start again with a new `IslandLink`, and rank 0 raises the error.
+different collectives. When `inner` breaks, its next event is a Stop that came before, or rank 0 raises the error. The
+other ranks get a Stop then, too, that lets them start again with a new `IslandLink`.
 
 Messages are encoded as on the wire (`wire.py`), never pickled.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import Contribution, Lease, Link, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.link.wire import Layout, decode, encode
 
-T = TypeVar("T")
-
 
 @dataclass(kw_only=True)
 class IslandLink:
@@ -38,33 +35,31 @@ class IslandLink:
     RuntimeError.
 
     `inner`: None but at rank 0. `parameters`: the layout of a version. `place`: the device of tensors in collectives.
-    `final_stop`: gives the Stop that `inner` received, but that was not read before `inner` broke. `asked_to_stop` is
-    called when any rank was asked to stop.
+    `asked_to_stop` is called when any rank was asked to stop.
     """
 
     inner: Link | None
     parameters: Layout
     place: torch.device
-    final_stop: Callable[[], Stop | None] = lambda: None
     asked_to_stop: Callable[[], None] = lambda: None
     _lease: Lease | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
-    _behind: LinkError | None = field(default=None, init=False)
-    """The error that broke `inner`."""
 
     def call(self, message: ToCoordinator) -> None:
         if isinstance(message, Contribution):
             message = self._add_up(message)
         if self.inner is not None:
-            self._from_behind(partial(self.inner.call, message))
+            with suppress(LinkError):  # `next_event` tells all ranks
+                self.inner.call(message)
 
     def next_event(self) -> ToWorker:
         event = None
         if self.inner is not None:
-            event = self._from_behind(self.inner.next_event)
-            if self._behind is not None and (event := self.final_stop()) is None:
-                self.hand_on(Stop(reason=self._behind.message, again=True))
-                raise self._behind
+            try:
+                event = self.inner.next_event()
+            except LinkError as error:
+                self.hand_on(Stop(reason=error.message, again=True))
+                raise
         event = self.hand_on(event)
         if not isinstance(event, Lease):
             return event
@@ -83,8 +78,11 @@ class IslandLink:
 
     def download(self, ref: TensorRef) -> Tensors:
         """The tensors of a version, the same at every rank."""
-        tensors = self._from_behind(partial(self.inner.download, ref)) if self.inner is not None else None
-        if tensors is None:  # not rank 0, or `inner` is broken and the lease will be dropped
+        tensors: Tensors | None = None
+        if self.inner is not None:
+            with suppress(LinkError):  # the lease will be dropped then
+                tensors = self.inner.download(ref)
+        if tensors is None:
             entries = self.parameters.entries
             tensors = {name: torch.empty(shape, dtype=dtype, device=self.place) for name, dtype, shape in entries}
         for name, *_ in self.parameters.entries:
@@ -95,15 +93,6 @@ class IslandLink:
     def ask_to_stop(self) -> None:
         """Rank 0 learns of it at the end of the present lease. Safe in a signal handler."""
         self._asked = True
-
-    def _from_behind(self, ask: Callable[[], T]) -> T | None:
-        """At rank 0: the result of a call to `inner`, or None once `inner` is broken."""
-        if self._behind is None:
-            try:
-                return ask()
-            except LinkError as error:
-                self._behind = error
-        return None
 
     def _add_up(self, answer: Contribution) -> Contribution:
         """The answer of all ranks together. Only at rank 0 are its tensors complete."""
