@@ -69,7 +69,7 @@ def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, cap
     for _ in range(2):
         crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
-    assert said == ["ana was kicked"]
+    assert said == ["ana left: it was kicked", "ana/cuda:1 left: it was kicked"]
     stop = Stop(reason=KICKED, refused=True)
     assert [each.next_event() for each in (crew.session, session)] == [stop, stop]
     session.close()
@@ -81,5 +81,5 @@ def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture)
     crew.ana.leave()
     crew.server.end_kicked()
     said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
-    assert said == ["ana has left the crew; with an invite it may come back"]
+    assert said == ["ana left: it has left the crew", "ana has left the crew; with an invite it may come back"]
     assert crew.session.next_event() == Stop(reason="this machine has left the crew", refused=True)

@@ -66,7 +66,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     coordinator_said = down(coordinator, crew)
     assert "ana joined" in coordinator_said
     assert f"ana left: {LEAVES}" in coordinator_said
-    assert "luis was kicked" in coordinator_said
+    assert "luis left: it was kicked" in coordinator_said
     assert "the run was stopped by SIGTERM at step" in coordinator_said
     assert said.count("working    as ana") == 1
     assert said.index(PAUSED) < said.index("working again")

@@ -36,7 +36,6 @@ from cuadrilla.link import wire
 from cuadrilla.link.address import Address, check_free
 from cuadrilla.link.base import (
     KICKED,
-    LEAVES,
     NOT_LISTED,
     Check,
     Contribution,
@@ -80,6 +79,7 @@ KEPT_VERSIONS = 2
 NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """Buffers for contributions that are reused in the next round. More workers than this need fresh memory."""
+DISCONNECTED = Message("the connection ended")
 
 FROM_WORKER = (Hello, Progress, Goodbye, NodeReport)
 """The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `Keep`."""
@@ -91,14 +91,14 @@ log = logging.getLogger(__name__)
 
 Receive = Callable[[str, Any], None]
 """Takes each worker's messages, and a Goodbye for a worker whose connection ended without one. It is called from the
-link's threads, so it must return at once and raise nothing."""
+link's threads, so it must return at once and raise nothing. No lock of the link is held then, since the coordinator may
+send under a lock that it takes for messages."""
 
 
 @dataclass(eq=False)
 class _Session:
     worker: str
     outbox: "queue.SimpleQueue[ToWorker | Order | None]" = field(default_factory=queue.SimpleQueue)
-    reason: str = Message("the connection ended")
     progress: Progress = field(default_factory=lambda: Progress(micro_steps=0))
     chunks: int = 0
     """Chunks of data that have arrived. Each counts as progress."""
@@ -184,7 +184,7 @@ class CrewServer:
             message = replace(message, standbys=standbys)
         session = self._sessions.get(worker)
         if session is not None and isinstance(message, Stop):
-            self._close_session(session, message)
+            self._end(session, message)
         elif session is not None:
             session.outbox.put(message)
 
@@ -204,27 +204,20 @@ class CrewServer:
 
     def end_kicked(self) -> None:
         """End the sessions of nodes that are not in the list of nodes any more. They are no standbys either."""
-        with self._lock:
-            working = {session.node for session in self._sessions.values()}
+        working = {session.node for session in list(self._sessions.values())}
         for name in sorted((working | self._standby.members) - self.nodes.nodes().keys()):
             self._standby.forget(name)
-            if name in working:
-                log.info("%s was kicked", name, extra=TALK)
-                self._close_sessions(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+            self._end_all(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
 
-    def _close_sessions(self, node: str, stop: Stop, *, why: str) -> None:
-        with self._lock:
-            sessions = [session for session in self._sessions.values() if session.node == node]
-        for session in sessions:
-            self._close_session(session, stop)
-            self._receive(session.worker, Goodbye(reason=why))
+    def _end_all(self, node: str, stop: Stop, *, why: str) -> None:
+        for session in list(self._sessions.values()):
+            if session.node == node:
+                self._end(session, stop, why=why)
 
     def close(self) -> None:
         """End all sessions, let the last messages leave, and close the port. Safe to call twice."""
-        with self._lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            self._close_session(session, Stop(reason=Message("the run has ended")))
+        for session in list(self._sessions.values()):
+            self._end(session, Stop(reason=Message("the run has ended")))
         while self._servers:
             self._servers.pop().stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)  # threads end at once, not when they are collected
@@ -240,18 +233,13 @@ class CrewServer:
             while (message := session.outbox.get()) is not None:
                 yield wire.encode(message)
         finally:
-            self._disconnected(session)
+            self._end(session, why=DISCONNECTED)
 
     def _begin(self, worker: str) -> _Session:
         """Begin a session, and end an older one of the same worker."""
-        session = _Session(worker)
-        with self._lock:
-            older = self._sessions.pop(worker, None)
-            self._sessions[worker] = session
-        if older is not None:
-            reason = Message("a newer session of the same node has begun")
-            self._close_session(older, Stop(reason=reason, refused=True))
-            self._receive(worker, Goodbye(reason=reason))
+        session, reason = _Session(worker), Message("a newer session of the same node has begun")
+        while (older := self._sessions.setdefault(worker, session)) is not session:
+            self._end(older, Stop(reason=reason, refused=True), why=reason)
         return session
 
     def _read(self, session: _Session, requests: Iterator[bytes]) -> None:
@@ -260,41 +248,34 @@ class CrewServer:
             for request in requests:
                 self._take(session, wire.decode(request, *self._kinds), requests)
         except CuadrillaError as error:
-            log.warning("%s: %s", session.worker, error.message)
-            session.reason = error.message
             refused = isinstance(error, LinkError)  # else this machine has no room for a file
-            session.outbox.put(Stop(reason=error.message, refused=refused, again=not refused))
+            self._end(session, Stop(reason=error.message, refused=refused, again=not refused), why=error.message)
         except grpc.RpcError:  # the connection broke
             pass
         finally:
-            self._disconnected(session)
+            self._end(session, why=DISCONNECTED)
 
     def _take(self, session: _Session, message: Any, requests: Iterator[bytes]) -> None:
         """Handle one message. Raises LinkError for a message that is not allowed here, ResourceError."""
-        worker = session.worker
         if isinstance(message, Contribution) and message.valid:
             data, began = self._data(session, requests), time.monotonic()
             tensors = wire.received(data, self._contributions, memory=self._upload_memory)
             seconds = message.transfer_seconds + time.monotonic() - began
             message = replace(message, tensors=tensors, transfer_seconds=seconds)
         match message:
-            case Goodbye(reason=reason) if reason == LEAVES:
-                session.reason = LEAVES
-                self._disconnected(session)
-            case Goodbye():
-                if self._close_session(session):
-                    self._receive(worker, message)
-            case _ if self._sessions.get(worker) is not session:
+            case Goodbye(reason=reason):
+                self._end(session, why=reason or DISCONNECTED)
+            case _ if self._sessions.get(session.worker) is not session:
                 pass
             case Progress():
                 session.progress = message
                 self._tell_progress(session)
             case Keep() if self._jobs is not None:
-                self._jobs.keep(worker, message, self._data(session, requests))
+                self._jobs.keep(session.worker, message, self._data(session, requests))
             case _:
                 if isinstance(message, Hello):
-                    log.info("%s joined", worker, extra=TALK)
-                self._receive(worker, message)
+                    log.info("%s joined", session.worker, extra=TALK)
+                self._receive(session.worker, message)
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
         """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
@@ -310,22 +291,19 @@ class CrewServer:
         said = session.progress
         self._receive(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
-    def _close_session(self, session: _Session, stop: Stop | None = None) -> bool:
-        """Close a session: its messages no longer count, but `stop` is still sent. True if it was still open."""
+    def _end(self, session: _Session, stop: Stop | None = None, *, why: str = "") -> None:
+        """End a session, if it is still open: its messages no longer count, but `stop` is still sent. `why`: the reason
+        of the Goodbye that the coordinator gets; "" if it has decided the end itself."""
         with self._lock:
-            is_news = self._sessions.get(session.worker) is session
-            if is_news:
-                del self._sessions[session.worker]
+            if self._sessions.get(session.worker) is not session:
+                return
+            del self._sessions[session.worker]
         if stop is not None:
             session.outbox.put(stop)
         session.outbox.put(None)
-        return is_news
-
-    def _disconnected(self, session: _Session) -> None:
-        """The connection has ended. If the session was still open, its worker has left."""
-        if self._close_session(session):
-            log.warning("%s left: %s", session.worker, session.reason)
-            self._receive(session.worker, Goodbye(reason=session.reason))
+        if why:
+            self._receive(session.worker, Goodbye(reason=why))
+            log.info("%s left: %s", session.worker, why, extra=TALK)
 
     # -- calls beside a session ----------------------------------------------------------------------------------------
 
@@ -366,7 +344,7 @@ class CrewServer:
     def _leave_crew(self, name: str) -> None:
         """Raises CuadrillaError."""
         stop = Stop(reason=Message("this machine has left the crew"), refused=True)
-        self._close_sessions(name, stop, why=Message("it has left the crew"))
+        self._end_all(name, stop, why=Message("it has left the crew"))
         self.nodes.remove(name)
         self._standby.forget(name)
         log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)

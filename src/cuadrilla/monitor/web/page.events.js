@@ -37,7 +37,7 @@ const REASONS = [
   _("paused by this machine's owner; to resume: cuadrilla pause --off"), _("excluded: its contributions were unusable in {rounds} rounds; to let it in again, restart the coordinator (cuadrilla stop, then cuadrilla up RUN)"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
   _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"), _("the only machine trains, in smaller steps"),
   _("each machine makes {steps} steps by itself before a merge, because over this network that is faster"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
-  _("out of the crew for now: {reason}"), _("{name} joined"), _("{name} was kicked"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
+  _("out of the crew for now: {reason}"), _("{name} joined"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
   _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: back to the last checkpoint, without the data in between"),
 ].map((template) => {
   const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
