@@ -120,7 +120,7 @@ class Crew:
         assert all(torch.equal(got[name], PARAMETERS[name]) for name in PARAMETERS)
         layout = self.server._contributions[0]
         noise = random.Random(self.leases).randbytes(layout.num_bytes - len(layout.header))
-        sent = layout.unpack(bytearray(layout.header + noise))
+        sent = layout.views(bytearray(layout.header + noise))
         answer = Contribution(lease_id=self.leases, tokens=5, loss_sum=1.5, tensors=sent)
         self.session.call(answer)
         heard = self.heard.next("ana")

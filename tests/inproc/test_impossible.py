@@ -57,7 +57,7 @@ class PlayedRun:
         heard = wire.decode(wire.encode(message), type(message))
         if isinstance(heard, Contribution) and heard.valid:
             blob = self.layout.pack(tensors or {})
-            heard = replace(heard, tensors=self.layout.unpack(blob))
+            heard = replace(heard, tensors=self.layout.views(blob))
         self.coordination.deliver(worker, heard)
         self.coordination.work_off()
 

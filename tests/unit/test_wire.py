@@ -48,7 +48,7 @@ def test_tensors_that_do_not_lie_in_one_piece_travel_too(by) -> None:
     whole = torch.arange(24.0).reshape(4, 6)
     tensors = {"turned": whole.t(), "cut": whole[:, by], "alone": torch.tensor(7)}
     layout = Layout.of(tensors)
-    found = layout.unpack(bytearray(b"".join(layout.parts(tensors))))
+    found = layout.views(bytearray(b"".join(layout.parts(tensors))))
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
@@ -62,12 +62,12 @@ def test_memory_is_used_again_only_when_no_tensor_lies_in_it() -> None:
     layout, memory = Layout.of({"a": torch.zeros(4), "b": torch.zeros(4)}), Memory()
     zeros = {"a": torch.zeros(4), "b": torch.zeros(4)}
     packed = layout.pack(zeros, memory=memory)
-    tensors = layout.unpack(packed)
+    tensors = layout.views(packed)
     address, kept = tensors["a"].data_ptr(), tensors["b"].view(2, 2)[1]
     del packed, tensors
     gc.collect()
-    other = layout.unpack(layout.pack(zeros, memory=memory))
+    other = layout.views(layout.pack(zeros, memory=memory))
     assert other["a"].data_ptr() != address
     del kept
     gc.collect()
-    assert layout.unpack(layout.pack(zeros, memory=memory))["a"].data_ptr() == address
+    assert layout.views(layout.pack(zeros, memory=memory))["a"].data_ptr() == address

@@ -159,12 +159,12 @@ class _Worker:
         self._equipment: Equipment | None = None
 
     def serve(self, connection: Connection) -> Stop:
-        is_back = self._equipment is not None
         if self._equipment is None:
             self._equipment = self._equip(*self._node.found_run(connection))
         else:
             require_work(self._node.describe(connection), jobs=False)
-        work = partial(self._train, self._equipment, is_back=is_back)
+            log.info("back at work", extra=TALK)
+        work = partial(self._train, self._equipment)
         return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 
     def _equip(self, config: Config, folder: Path) -> Equipment:
@@ -176,15 +176,13 @@ class _Worker:
             return equipment
         return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
 
-    def _train(self, equipment: Equipment, session: GrpcLink, *, is_back: bool) -> Stop:
-        answered = partial(log.info, Message("back at work"), extra=TALK) if is_back else None
+    def _train(self, equipment: Equipment, session: GrpcLink) -> Stop:
         practice = PracticeLink(
             session,
             shape=self._shape,
             tell=self._node.report,
             units_per_step=equipment.length.units_per_step,
             counted=equipment.task.defaults.counted,
-            answered=answered,
         )
         link: Link = practice
         if self._island is not None:

@@ -260,17 +260,10 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Asks whether the coordinator answers, and measures the link. The bytes that follow are counted and dropped. The
-    answer is `Counted`, then bytes for this many `seconds`."""
+    """Asks whether the coordinator answers, and measures the link. The bytes that follow are dropped. The answer is
+    bytes for this many `seconds`."""
 
     seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """The number of bytes that followed a `Check`."""
-
-    num_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,6 @@ from cuadrilla.link.base import (
     MAX_TEXT,
     Check,
     Contribution,
-    Counted,
     Describe,
     Download,
     Enroll,
@@ -124,7 +123,7 @@ class Connection:
 
     def check(self, seconds: float | None = None) -> None:
         """Raises LinkError unless the coordinator answers within these seconds, by default `CALL_SECONDS`."""
-        self.reply(Check(), Counted, seconds=seconds or CALL_SECONDS)
+        list(self.ask(Check(), seconds=seconds or CALL_SECONDS))
 
     def answers(self, seconds: float) -> bool:
         """Whether the coordinator answers at all within these seconds; a refusal is an answer."""
@@ -139,8 +138,10 @@ class Connection:
         return sum(map(len, self.ask(Check(seconds=seconds), seconds=MEASURE_SECONDS)))
 
     def send_for(self, seconds: float) -> int:
-        """The number of bytes that reach the coordinator in these seconds. Raises LinkError."""
-        return self.reply(Check(), Counted, data=wire.noise(seconds), seconds=MEASURE_SECONDS).num_bytes
+        """The number of bytes that are sent in these seconds, and then reach the coordinator. Raises LinkError."""
+        sent, data = itertools.tee(wire.noise(seconds))
+        list(self.ask(Check(), data, seconds=MEASURE_SECONDS))
+        return sum(map(len, sent))
 
     def session(self, *, parameters: Sequence[wire.Layout]) -> "GrpcLink":
         """Begin a session. `parameters`: the layouts that a version of this run may have."""

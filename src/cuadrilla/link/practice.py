@@ -23,7 +23,6 @@ from cuadrilla.link.base import (
     Link,
     NodeReport,
     Progress,
-    Stop,
     TensorRef,
     Tensors,
     ToCoordinator,
@@ -57,7 +56,7 @@ def parse_shape(text: str, *, speed: float = 1.0) -> Shape:
 
 class PracticeLink:
     """Wraps `link`. `tell` gets a line for the worker's owner with step, share and speed of the newest lease, at most
-    every LINE_SECONDS. `answered`: called when the first version or lease has arrived.
+    every LINE_SECONDS.
 
     Used by the training loop's thread; any thread may call `poll`.
     """
@@ -70,7 +69,6 @@ class PracticeLink:
         tell: Callable[[str], None] | None = None,
         units_per_step: int = 1,
         counted: str = "tokens",
-        answered: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -79,7 +77,6 @@ class PracticeLink:
         assert self._shape.speed > 0
         self._tell, self._units_per_step, self._counted = tell, units_per_step, counted
         self._told_at = -math.inf
-        self._answered = answered
         self._clock = clock
         self._sleep = sleep
         self._pass_began = self._polled_at = self._phase_began = clock()
@@ -126,9 +123,6 @@ class PracticeLink:
                 self._pause(self._shape.delay_seconds)
         finally:
             self._enter("computing")
-        if self._answered is not None and not isinstance(event, Stop):
-            self._answered()
-            self._answered = None
         if isinstance(event, Lease):
             self._pass_began = self._clock()
             self._lease = event, self._pass_began

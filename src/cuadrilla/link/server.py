@@ -20,6 +20,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,7 +40,6 @@ from cuadrilla.link.base import (
     NOT_LISTED,
     Check,
     Contribution,
-    Counted,
     Describe,
     Download,
     Enroll,
@@ -324,7 +324,7 @@ class CrewServer:
                 case Download():
                     yield from self._download(node_of(worker), asked)
                 case Check():
-                    yield wire.encode(Counted(num_bytes=sum(map(len, requests))))
+                    deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
                 case Follow():
                     yield wire.encode(self._standby.missing(node_of(worker), asked))
@@ -382,7 +382,7 @@ class CrewServer:
 def start_server(
     address: str, calls: Mapping[str, Any], *, keys: Identity, pool: ThreadPoolExecutor
 ) -> tuple[Any, int]:
-    """Start a gRPC server at HOST:PORT, which answers in threads of `pool`. Returns it and its port. Raises LinkError.
+    """Start a gRPC server at HOST:PORT, which answers in threads of `pool`. Returns it and its port.
 
     After 10 s of silence the server pings a connection, and closes it without an answer in another 10 s. Clients ping
     every 5 s; a client that pings more often than every 2 s is disconnected.
@@ -399,11 +399,7 @@ def start_server(
     ]
     handlers = {name: grpc.stream_stream_rpc_method_handler(call) for name, call in calls.items()}
     server = grpc.server(pool, handlers=[grpc.method_handlers_generic_handler(wire.SERVICE, handlers)], options=options)
-    try:
-        port = server.add_secure_port(address, grpc.ssl_server_credentials([(keys.key, keys.certificate)]))
-    except RuntimeError as error:
-        hint = "another program may have taken that port just now; try again"
-        raise LinkError("cannot listen on {address}: {reason}", address=address, reason=error, hint=hint) from None
+    port = server.add_secure_port(address, grpc.ssl_server_credentials([(keys.key, keys.certificate)]))
     server.start()
     return server, port
 

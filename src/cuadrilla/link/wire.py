@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class Layout:
         """A blob with a copy of `tensors`, which must have this layout."""
         packed = (memory or Memory()).take(self.num_bytes)
         packed[: len(self.header)] = self.header
-        for name, target in self._views(packed).items():
+        for name, target in self.views(packed).items():
             target.copy_(tensors[name].detach())
         return packed
 
@@ -127,14 +127,8 @@ class Layout:
             assert tensor.shape == shape
             yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
-    def unpack(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
-        """The tensors of a blob, without a copy; they keep it alive. Raises LinkError if the layout is another."""
-        if len(blob) != self.num_bytes or bytes(blob[: len(self.header)]) != self.header:
-            raise _unexpected()
-        return self._views(blob)
-
-    def _views(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
-        """Views of the tensors behind the header."""
+    def views(self, blob: bytearray | memoryview) -> dict[str, Tensor]:
+        """The tensors behind the header of a blob, without a copy; they keep it alive."""
         first = len(self.header)
         values = torch.frombuffer(blob, dtype=torch.uint8, offset=first) if len(blob) > first else torch.empty(0).byte()
         parts = zip(self.entries, torch.split(values, self.sizes), strict=True)
@@ -207,13 +201,11 @@ def framed(message: object, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield DATA
 
 
-def file_chunks(path: Path, offset: int = 0, *, end: int | None = None) -> Iterator[bytes]:
-    """The bytes of a file from `offset` to its end, or to `end`."""
-    size = path.stat().st_size if end is None else end
+def file_chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The bytes of a file from `offset` on."""
     with open(path, "rb") as file:
-        file.seek(min(offset, size))
-        while data := file.read(min(CHUNK_BYTES, size - file.tell())):
-            yield data
+        file.seek(min(offset, path.stat().st_size))
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")
 
 
 def noise(seconds: float) -> Iterator[bytes]:
@@ -237,9 +229,9 @@ def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Mem
             if end > len(blob):
                 break
             blob[end - len(chunk) : end] = chunk
-        if end != len(blob):
+        if end != len(blob) or blob[: len(layout.header)] != layout.header:
             raise _unexpected()
-        return layout.unpack(blob)
+        return layout.views(blob)
     finally:
         del blob  # gRPC keeps the error of a broken call for long, and with it this frame's variables
 
