@@ -14,7 +14,6 @@ import grpc
 import psutil
 import torch
 
-from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     Contribution,
@@ -83,7 +82,7 @@ class Crew:
             receive=self.heard.deliver,
             offer=Offer(config="{}", files={"file.bin": (file, "66" * 32)}),
             contributions=[contribution],
-            standby=StandbyServer(names=standbys, home=Home(folder), run=folder / "run"),
+            standby=StandbyServer(names=standbys, crew=folder / "crew", run=folder / "run"),
         )
         self.server.invites = Invites(folder / "invites")
         self.keys, self.nodes = self.server.keys, self.server.nodes

@@ -12,15 +12,14 @@ from unittest.mock import ANY
 import pytest
 
 from cuadrilla.crew.run import train_run
-from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.jobs.crew import CrewExecutor
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Hello, Stop
+from cuadrilla.link.base import Hello
 from cuadrilla.link.client import Connection
-from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep
-from cuadrilla.link.wire import decode, encode, file_chunks
+from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, CheckpointFile, JobNews
+from cuadrilla.link.wire import file_chunks
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
@@ -66,7 +65,7 @@ class Machine:
         if change is not None:
             change(folder)
         for name in NAMES:
-            file = Keep(job=job, path=f"checkpoints/{folder.name}/{name}")
+            file = CheckpointFile(job=job, path=f"checkpoints/{folder.name}/{name}")
             self.session.send(file, file_chunks(folder / name))
 
     def rows(self, job: str, *, to: int) -> JobNews:
@@ -182,39 +181,12 @@ def test_how_a_job_ends(crew: Jobs, ended: str, found: dict[str, Any]) -> None:
     assert crew.executor.free == ["ana"]
 
 
-WRONG_PATHS = [
-    "run.toml",
-    "checkpoints/v00000004/../../run.toml",
-    "../0001-0/checkpoints/v00000004/state.json",
-    "checkpoints/v0000000004/state.json",
-    "checkpoints/v00000004/state.json\n",
-    "",
-]
-
-
-def test_files_that_nobody_wants_are_not_written(crew: Jobs) -> None:
-    mala, ana = crew.joins("mala"), crew.joins("ana")
-    crew.gives("0000-0", mala)
-    crew.gives("0001-0", ana)
-    before = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts}
-    for path in WRONG_PATHS:
-        with pytest.raises(LinkError, match="with invalid values"):
-            decode(encode(Keep(job="0000-0", path=path)), Keep)
-    crew.executor.keep("mala", Keep(job="0001-0", path="checkpoints/v00000004/state.json"), iter([memoryview(b"x")]))
-    made = {path for path in crew.folder.rglob("*") if "nodes" not in path.parts} - before
-    assert [path for path in made if path.is_file()] == []
-    with contextlib.suppress(LinkError):
-        mala.session.send(Keep(job="0000-0", path="run.toml"), iter([b"x"]))
-    stop = mala.session.next_event(seconds=CEILING_SECONDS)
-    assert isinstance(stop, Stop)
-    assert stop.refused
-
-
-def test_who_has_no_job_sends_nothing(crew: Jobs, trained: RunDir) -> None:
+def test_files_and_rows_of_a_job_come_from_the_machine_that_has_it(crew: Jobs, trained: RunDir) -> None:
     ana = crew.joins("ana")
     crew.gives("0000-0", ana)
     idle = crew.joins("luis")
     idle.send("0000-0", 4)
+    ana.send("0001-0", 4)
     idle.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 0.0}\n', ended=COMPLETE))
     ana.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 1.0}\n'))
     crew.until(lambda: crew.run("0000-0").metrics.exists())

@@ -95,7 +95,7 @@ def group() -> Iterator[None]:
 def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(stop, monkeypatch):
     """The coordinator hangs up while an answer is on its way: all ranks leave with its Stop, none joins again."""
     told = []
-    monkeypatch.setattr("cuadrilla.link.island.shared", lambda text: told.append(text) or text)
+    monkeypatch.setattr("cuadrilla.link.island.broadcast_bytes", lambda text: told.append(text) or text)
 
     broken = LinkError("the session has ended")
 
@@ -103,7 +103,7 @@ def test_a_break_is_the_farewell_that_came_before_it_or_is_raised(stop, monkeypa
         raise broken
 
     inner, cpu = InProcLink(hung_up), torch.device("cpu")
-    link = IslandLink(inner=inner, parameters=Layout(()), place=cpu)
+    link = IslandLink(inner=inner, parameters=Layout(()), device=cpu)
     for event in filter(None, (SOME_LEASE, stop, broken)):
         inner.inbox.put(event)
     link.call(Hello(speed_hint=1.0))

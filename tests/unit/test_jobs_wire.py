@@ -12,7 +12,7 @@ from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
 from cuadrilla.link.base import Refused
-from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, Assignment, JobNews, Recall
+from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.printable import one_line
 from cuadrilla.runfile import dump, load_dumped, resolve
 
@@ -50,14 +50,19 @@ STATE = "checkpoints/v00000010/state.json"
         ("a", ["checkpoints/v00000010/more.bin"]),
         ("a", ["checkpoints/v٠٠٠٠٠٠١٠/state.json"]),
         ("a", [f"{STATE}\n"]),
+        ("a", ["checkpoints/v0000000010/state.json"]),
+        ("a", [""]),
     ],
 )
-def test_orders_that_reach_beyond_a_job_are_refused(job: str, begun: list[str]) -> None:
+def test_what_reaches_beyond_a_job_is_refused(job: str, begun: list[str]) -> None:
     files = [{"path": path, "sha256": "00" * 32, "num_bytes": 1} for path in begun]
     with pytest.raises(LinkError, match="with invalid values"):
         arrived(Assignment, job=job, run={"config": "{}", "files": []}, begun=files)
     with pytest.raises(LinkError):
         arrived(Recall, job="../x")
+    for path in begun or [STATE]:
+        with pytest.raises(LinkError, match="with invalid values"):
+            arrived(CheckpointFile, job=job, path=path)
 
 
 # How a node uses a run file of another machine

@@ -94,7 +94,7 @@ def up(
 
     began = time.monotonic()
     with coordinating("cuadrilla up") as home:
-        opening = Opening(home=home, opened=opened, standbys=frozenset(standby or []))
+        opening = Opening(home=home, opened=lambda crew, _: opened(crew), standbys=frozenset(standby or []))
         outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
     report_outcome(outcome, folder, seconds=time.monotonic() - began)
 

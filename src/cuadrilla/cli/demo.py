@@ -69,8 +69,8 @@ class Accident(Sink):
         self._pids: Mapping[str, int] = {}
         self.happened_at = 0
 
-    def opened(self, transport: "CrewServer") -> None:
-        self._pids = transport.pids
+    def opened(self, _crew: "CrewServer", pids: Mapping[str, int]) -> None:
+        self._pids = pids
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:
         if version >= self._at and VICTIM in self._pids and not self.happened_at:

@@ -35,7 +35,7 @@ from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.island import IslandLink, first_line, shared
+from cuadrilla.link.island import IslandLink, broadcast_bytes, first_line
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
@@ -146,13 +146,13 @@ class Island:
         return IslandLink(
             inner=inner,
             parameters=self._parameters,
-            place=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
+            device=self.device if self.backend[0] == "nccl" else torch.device("cpu"),
             asked_to_stop=asked_to_stop,
         )
 
     def end(self, outcome: Facts | None = None) -> Facts:
         """Wait until all ranks have ended, as the store ends with rank 0 or its torchrun; return rank 0's outcome."""
-        said: Facts = json.loads(shared(json.dumps(outcome or {}).encode() if self.place.leads else None))
+        said: Facts = json.loads(broadcast_bytes(json.dumps(outcome or {}).encode() if self.place.leads else None))
         dist.all_reduce(torch.zeros(1))
         return said
 
@@ -230,7 +230,7 @@ def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) ->
 
     outcome = run_local(context, wrap_link=around, cores=island.cores)
     if not links:  # there was nothing left to train
-        island.link().hand_on(Stop(reason=outcome.reason))
+        island.link().broadcast(Stop(reason=outcome.reason))
     island.end({**dataclasses.asdict(outcome), "last_row": finite(outcome.last_row)})
     return outcome
 

@@ -51,8 +51,8 @@ class Copy:
     def __init__(self, folder: Path, *, listen: str, report: Report) -> None:
         self.run = RunDir(folder / "run")
         self._folder, self._listen, self._report = folder, listen, report
-        self._known, self._version, self._crc = "", 0, 0
-        """The newest `Missing.known`; version and CRC of the newest record that this process has copied."""
+        self._crew_files, self._version, self._crc = "", 0, 0
+        """The newest `Missing.crew_files`; version and CRC of the newest record that this process has copied."""
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)
 
@@ -74,9 +74,9 @@ class Copy:
                 return None
             write_atomic(self.run.path / record_name(version), chunks, private=True)
             self._version, self._crc = version, int.from_bytes(chunks[0][:4], "little")
-        if missing.known != self._known:
-            write_atomic(self._folder / "standby.json", missing.known, private=True)
-            self._known = missing.known
+        if missing.crew_files != self._crew_files:
+            write_atomic(self._folder / "standby.json", missing.crew_files, private=True)
+            self._crew_files = missing.crew_files
         return missing.checkpoint
 
     def _pull_checkpoint(self, connection: Connection, version: int) -> None:

@@ -6,7 +6,7 @@ others go on. Without any worker the coordinator waits; but where no other machi
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,11 +41,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """How to open a crew. `home` holds the keys of this machine's crew; without it the keys last as long as the run, as
-    in practice. `opened` is called once workers can dial in. `standbys`: nodes that may copy the keys and the run.
+    in practice. `opened` is called once workers can dial in, with the process of each that was started here.
+    `standbys`: nodes that may copy the keys and the run.
     """
 
     home: Home | None = None
-    opened: Callable[[CrewServer], None] | None = None
+    opened: Callable[[CrewServer, Mapping[str, int]], None] | None = None
     standbys: frozenset[str] = frozenset()
 
 
@@ -65,9 +66,8 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.callback(children.end)
         crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private))
         _start_workers(children, context.config, run, crew, private=private)
-        crew.pids = children.pids()
         if opening.opened is not None:
-            opening.opened(crew)
+            opening.opened(crew, children.pids())
         return context.coordination.serve(partial(_poll, context, crew, children))
 
 
@@ -98,7 +98,7 @@ def _open_crew(context: RunContext, run: RunDir, *, opening: Opening, private: P
         folder,
         receive=context.coordination.deliver,
         offer=offer(context.config, run.path) if home else NOTHING,
-        standby=StandbyServer(names=opening.standbys, home=Home(folder.parent), run=run.path),
+        standby=StandbyServer(names=opening.standbys, crew=folder, run=run.path),
         term=home.term if home else 0,
         home=home,
         contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],

@@ -28,7 +28,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, ToCoordinator, offered
-from cuadrilla.link.jobs import DEVICE, METRICS, Assignment, JobNews, Keep, Recall
+from cuadrilla.link.jobs import DEVICE, METRICS, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -160,7 +160,7 @@ class CrewExecutor:
             case JobNews():
                 self._heard.put(lambda: self._take(worker, message))
 
-    def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
+    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[memoryview]) -> None:
         """Raises ResourceError."""
         assigned = self._assigned().get(worker)
         if assigned is None or assigned.job != file.job:  # this machine has lost the job

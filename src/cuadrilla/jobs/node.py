@@ -33,7 +33,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
-from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, JobNews, Keep, Recall
+from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -216,7 +216,7 @@ class JobWorker:
             for name in (*FILES, MANIFEST):
                 if not (path / name).exists():  # removed meanwhile, since there is a newer one
                     break
-                file = Keep(job=doing.name, path=f"checkpoints/{path.name}/{name}")
+                file = CheckpointFile(job=doing.name, path=f"checkpoints/{path.name}/{name}")
                 session.send(file, file_chunks(path / name))
             doing.sent.add(version_of(path))
 

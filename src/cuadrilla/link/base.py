@@ -34,9 +34,6 @@ LEAVES = Message("this machine leaves")
 COME_AGAIN = "ask there for a new invite, then: cuadrilla join --forget; cuadrilla join"
 COORDINATOR = "coordinator"
 """The name of the coordinator's own machine in a run. No node may have it."""
-MAX_DEVICES = 8
-JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""The names of jobs on the link, and in file names."""
 MAX_NAME = 63
 NODE_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?")
 
@@ -280,10 +277,10 @@ class Follow:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What a standby lacks: `records` of the journal and then a `checkpoint`, by version. `known`: keys and nodes of
-    the crew, and the newest announced version, as JSON; it counts once the standby has the records."""
+    """What a standby lacks: `records` of the journal and then a `checkpoint`, by version. `crew_files`: keys and nodes
+    of the crew, and the newest announced version, as JSON; they count once the standby has the records."""
 
-    known: str
+    crew_files: str
     records: tuple[Count, ...] = ()
     checkpoint: Count | None = None
 

@@ -45,7 +45,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.inproc import Inbox
-from cuadrilla.link.jobs import Assignment, JobNews, Keep, Order, Recall
+from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Order, Recall
 from cuadrilla.messages import OF_THE_SYSTEM, Message
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
@@ -225,7 +225,7 @@ class GrpcLink:
                     self._progress = NOTHING_YET
                 self._outgoing.put(message)
 
-    def send(self, head: Contribution | Keep, data: Iterator[bytes]) -> None:
+    def send(self, head: Contribution | CheckpointFile, data: Iterator[bytes]) -> None:
         """Send a message and the bytes that belong to it. Returns when all has left. Raises LinkError."""
         with self._travelling:
             self._sent.clear()

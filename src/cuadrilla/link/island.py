@@ -34,13 +34,13 @@ class IslandLink:
     """The link of one rank. Used by one thread, except `ask_to_stop`. If another rank is gone, torch raises
     RuntimeError.
 
-    `inner`: None but at rank 0. `parameters`: the layout of a version. `place`: the device of tensors in collectives.
+    `inner`: None but at rank 0. `parameters`: the layout of a version. `device`: that of tensors in collectives.
     `asked_to_stop` is called when any rank was asked to stop.
     """
 
     inner: Link | None
     parameters: Layout
-    place: torch.device
+    device: torch.device
     asked_to_stop: Callable[[], None] = lambda: None
     _lease: Lease | None = field(default=None, init=False)
     _asked: bool = field(default=False, init=False)
@@ -58,17 +58,17 @@ class IslandLink:
             try:
                 event = self.inner.next_event()
             except LinkError as error:
-                self.hand_on(Stop(reason=error.message, again=True))
+                self.broadcast(Stop(reason=error.message, again=True))
                 raise
-        event = self.hand_on(event)
+        event = self.broadcast(event)
         if not isinstance(event, Lease):
             return event
         self._lease = event
         return replace(event, units=part_of(event.units, rank=dist.get_rank(), num_ranks=dist.get_world_size()))
 
-    def hand_on(self, event: ToWorker | None) -> ToWorker:
+    def broadcast(self, event: ToWorker | None) -> ToWorker:
         """Broadcast an event. Rank 0 passes it in, the others pass None; all get it."""
-        said = shared(encode(event) if event is not None else None)
+        said = broadcast_bytes(encode(event) if event is not None else None)
         heard: ToWorker = event if event is not None else decode(said, Version, Lease, Stop)
         return heard
 
@@ -84,9 +84,9 @@ class IslandLink:
                 tensors = self.inner.download(ref)
         if tensors is None:
             entries = self.parameters.entries
-            tensors = {name: torch.empty(shape, dtype=dtype, device=self.place) for name, dtype, shape in entries}
+            tensors = {name: torch.empty(shape, dtype=dtype, device=self.device) for name, dtype, shape in entries}
         for name, *_ in self.parameters.entries:
-            value = tensors[name].detach().to(self.place).contiguous()
+            value = tensors[name].detach().to(self.device).contiguous()
             dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)  # as bytes: Gloo lacks some dtypes
         return tensors
 
@@ -115,13 +115,13 @@ class IslandLink:
     def _sums(self, tensors: Tensors) -> Tensors:
         """The sums over all ranks, at rank 0. They are new tensors: a contribution must not change until the next
         version."""
-        sums = {name: tensor.detach().to(self.place, copy=True).contiguous() for name, tensor in tensors.items()}
+        sums = {name: tensor.detach().to(self.device, copy=True).contiguous() for name, tensor in tensors.items()}
         for value in sums.values():
             dist.reduce(value, dst=0)
         return sums
 
 
-def shared(text: bytes | None) -> bytes:
+def broadcast_bytes(text: bytes | None) -> bytes:
     """Broadcast bytes from rank 0. The other ranks pass None."""
     length = torch.tensor(len(text or b""))
     dist.broadcast(length, src=0)

@@ -11,19 +11,21 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field
 
-from cuadrilla.link.base import JOB_NAME, Count, OfferedFile, RunDescription, Text
+from cuadrilla.link.base import Count, OfferedFile, RunDescription, Text
 
 COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
 DEVICE = "device"
 """Key in the environment of a Hello: the kind of the device that will train jobs."""
-CHECKPOINT_FILE = re.compile(
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""The names of jobs on the link, and in file names."""
+CHECKPOINT_PATH = re.compile(
     r"checkpoints/v([0-9]{8}|[1-9][0-9]{8,11})/(model\.safetensors|optimizer\.safetensors|state\.json|manifest\.json)"
 )
 
 
 def _of_a_run(file: OfferedFile) -> OfferedFile:
-    if file.path != METRICS and not CHECKPOINT_FILE.fullmatch(file.path):
+    if file.path != METRICS and not CHECKPOINT_PATH.fullmatch(file.path):
         raise ValueError("a file that no run has")
     return file
 
@@ -65,18 +67,18 @@ class JobNews:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class CheckpointFile:
     """A file of a checkpoint is sent back; its bytes follow. The manifest comes after the other files."""
 
     job: JobName
-    path: Annotated[str, Field(pattern=f"^{CHECKPOINT_FILE.pattern}$")]
+    path: Annotated[str, Field(pattern=f"^{CHECKPOINT_PATH.pattern}$")]
     """In the run directory."""
 
 
 class JobReceiver(Protocol):
     """The coordinator of jobs. The threads of the link call it."""
 
-    def keep(self, worker: str, file: Keep, chunks: Iterator[memoryview]) -> None:
+    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[memoryview]) -> None:
         """Save a file of a worker's job. Raises ResourceError."""
 
     def file(self, sha256: str) -> Path | None:

@@ -116,13 +116,13 @@ class PracticeLink:
 
     def next_event(self) -> ToWorker:
         began = self._clock()
-        self._enter("waiting")
+        self._begin_phase("waiting")
         try:
             event = self._link.next_event()
             if self._clock() - began > 1e-3:  # the event has just arrived: it was not in the inbox before
                 self._pause(self._shape.delay_seconds)
         finally:
-            self._enter("computing")
+            self._begin_phase("computing")
         if isinstance(event, Lease):
             self._pass_began = self._clock()
             self._lease = event, self._pass_began
@@ -133,24 +133,24 @@ class PracticeLink:
 
     def download(self, ref: TensorRef) -> Tensors:
         began, num_bytes = self._clock(), 0
-        self._enter("receiving")
+        self._begin_phase("receiving")
         try:
             found = self._link.download(ref)
             num_bytes = num_bytes_of(found)
             self._pause(began + self._travel_seconds(num_bytes) - self._clock())
         finally:
-            self._enter("computing", num_bytes=num_bytes)
+            self._begin_phase("computing", bytes_before=num_bytes)
         return found
 
     def _send(self, answer: Contribution) -> None:
         num_bytes = num_bytes_of(answer.tensors)
-        self._enter("sending")
+        self._begin_phase("sending")
         try:
             travel_seconds = self._travel_seconds(num_bytes) + self._shape.delay_seconds
             self._pause(travel_seconds)
             self._link.call(replace(answer, transfer_seconds=answer.transfer_seconds + travel_seconds))
         finally:
-            self._enter("computing", num_bytes=num_bytes)
+            self._begin_phase("computing", bytes_before=num_bytes)
         self._tell_owner(answer.tokens)
 
     def _tell_owner(self, tokens: int) -> None:
@@ -169,12 +169,12 @@ class PracticeLink:
             )
         )
 
-    def _enter(self, phase: str, *, num_bytes: int = 0) -> None:
-        """Begin a phase. `num_bytes`: transferred in the phase before."""
+    def _begin_phase(self, phase: str, *, bytes_before: int = 0) -> None:
+        """Begin a phase. `bytes_before`: transferred in the phase before."""
         now = self._clock()
         with self._lock:
-            if num_bytes:
-                self._rates[self._phase] = num_bytes / max(now - self._phase_began, 1e-9)
+            if bytes_before:
+                self._rates[self._phase] = bytes_before / max(now - self._phase_began, 1e-9)
             elif self._phase == "waiting":
                 self._waited += now - self._phase_began
             self._phase, self._phase_began = phase, now

@@ -61,7 +61,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.identity import Identity, open_coordinator
 from cuadrilla.link.invite import Invites
-from cuadrilla.link.jobs import JobNews, JobReceiver, Keep, Order
+from cuadrilla.link.jobs import CheckpointFile, JobNews, JobReceiver, Order
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.log import TALK
@@ -82,7 +82,7 @@ KEPT_UPLOADS = 4
 DISCONNECTED = Message("the connection ended")
 
 FROM_WORKER = (Hello, Progress, Goodbye, NodeReport)
-"""The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `Keep`."""
+"""The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `CheckpointFile`."""
 ASKED = (Describe, Leave, Download, Check, Follow)
 """The messages that begin a `Call` of a node with a token."""
 
@@ -111,7 +111,7 @@ class _Session:
 class CrewServer:
     """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys and list of nodes;
     `contributions`: the layouts that a contribution may have; `home`: where the owner's invites are found, None in
-    practice; `pids`: the process of each worker on this machine. Raises LinkError.
+    practice. Raises LinkError.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class CrewServer:
         term: int = 0,
         home: Home | None = None,
     ) -> None:
-        self.home, self.pids = home, dict[str, int]()
+        self.home = home
         self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
         self._receive = receive
         self._description = RunDescription(
@@ -141,7 +141,8 @@ class CrewServer:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = standby or StandbyServer()
         self._standby.members.update(self.nodes.nodes())
-        self._jobs, self._kinds = jobs, (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, Keep]))
+        self._jobs = jobs
+        self._kinds = (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, CheckpointFile]))
         self.invites = Invites(home.invites if home is not None else None)
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
@@ -269,8 +270,8 @@ class CrewServer:
                 pass
             case Progress():
                 session.progress = message
-                self._tell_progress(session)
-            case Keep() if self._jobs is not None:
+                self._deliver_progress(session)
+            case CheckpointFile() if self._jobs is not None:
                 self._jobs.keep(session.worker, message, self._data(session, requests))
             case _:
                 if isinstance(message, Hello):
@@ -284,10 +285,10 @@ class CrewServer:
                 return
             yield memoryview(request)[1:]
             session.chunks += 1
-            self._tell_progress(session)
+            self._deliver_progress(session)
         raise grpc.RpcError  # it ended in the middle
 
-    def _tell_progress(self, session: _Session) -> None:
+    def _deliver_progress(self, session: _Session) -> None:
         said = session.progress
         self._receive(session.worker, replace(said, micro_steps=said.micro_steps + session.chunks))
 
@@ -310,7 +311,7 @@ class CrewServer:
     def _call(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         with refusing(context):
             if secret := metadata_of(context, wire.INVITE_KEY):
-                self.invites.check(secret)
+                self.invites.check(secret)  # before the server waits for the message; once more under the lock
                 enroll = wire.decode(next(requests, b""), Enroll)
                 yield wire.encode(self._let_in(enroll, secret, own=self._listed_name(context) or ""))
                 return

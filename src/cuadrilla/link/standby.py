@@ -18,22 +18,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuadrilla.errors import LinkError
-from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Follow, Missing, Refused
 from cuadrilla.link.identity import COORDINATOR_FILE
-from cuadrilla.link.jobs import CHECKPOINT_FILE
+from cuadrilla.link.jobs import CHECKPOINT_PATH
 
-COPIED_FILE = re.compile(rf"journal/v[0-9]{{8,12}}\.step|{CHECKPOINT_FILE.pattern}")
+COPIED_FILE = re.compile(rf"journal/v[0-9]{{8,12}}\.step|{CHECKPOINT_PATH.pattern}")
 
 
 @dataclass(kw_only=True)
 class StandbyServer:
-    """`names`: the nodes that may follow. `home`: that of the coordinator's machine; `run`: the run directory."""
+    """`names`: the nodes that may follow. `crew`: the folder with the coordinator's keys; `run`: the run directory."""
 
     names: frozenset[str] = frozenset()
-    home: Home = field(default_factory=lambda: Home(Path()))
+    crew: Path = Path()
     run: Path = Path()
     announced: int = 0
     """The newest version that was sent to workers."""
@@ -57,12 +56,12 @@ class StandbyServer:
         """What a standby lacks. Raises LinkError; Refused for a node that the owner has not named."""
         self._check(name)
         self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
-        known, versions = self._known(request.address), self._versions()
+        crew_files, versions = self._crew_files(request.address), self._versions()
         newest, held = max(versions.values(), default=None), versions.get(request.manifest)
         begin = request.version if self._has_record(request) else newest if held is None else held
         records = (int(path.stem[1:]) for path in (self.run / "journal").glob("v*.step"))
         wanted = tuple(sorted(version for version in records if version > (begin or 0)))
-        return Missing(known=known, records=wanted, checkpoint=None if newest == held else newest)
+        return Missing(crew_files=crew_files, records=wanted, checkpoint=None if newest == held else newest)
 
     def _has_record(self, request: Follow) -> bool:
         """Whether the standby's newest record is here, too. Then so are all before it."""
@@ -86,8 +85,8 @@ class StandbyServer:
             )
             raise Refused(template, name=name)
 
-    def _known(self, address: str) -> str:
-        files = {name: (self.home.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
+    def _crew_files(self, address: str) -> str:
+        files = {name: (self.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
         return json.dumps({**files, "announced": self.announced, "listen": address})
 
     def _versions(self) -> dict[bytes, int]:

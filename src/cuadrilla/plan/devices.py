@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
-from cuadrilla.link.base import MAX_DEVICES
 from cuadrilla.messages import Message
 
 AUTO = "auto"
+MAX_DEVICES = 8
 SEE = "see `cuadrilla doctor`"
 
 
