@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cuadrilla.errors import LinkError
-from cuadrilla.link import client as link_client
+from cuadrilla.link import wire
 from cuadrilla.link.base import Contribution, Hello, Lease
 from cuadrilla.link.client import Connection, GrpcLink
 from tests.commands import wait_for
@@ -91,9 +91,10 @@ def luis(crew: Crew, router: Router) -> Iterator[tuple[Connection, GrpcLink]]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_client, "KEEPALIVE_SECONDS", 1.0)
-    monkeypatch.setattr(link_client, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
+def impatient(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker, not the coordinator, which disconnects clients with more pings."""
+    del crew  # it has begun
+    monkeypatch.setattr(wire, "PINGS", tuple((name, value // 10) for name, value in wire.PINGS))
 
 
 @pytest.mark.usefixtures("impatient")

@@ -54,9 +54,6 @@ T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
-KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS = 5.0, 10.0
-"""Without these pings it would take a quarter of an hour (Linux: tcp_retries2) to notice that a router forgot the
-connection, or that this machine's address changed."""
 MEASURE_SECONDS = 40.0
 NOTHING_YET = Progress(micro_steps=0)
 FROM_COORDINATOR = (Version, Lease, Stop, Assignment, Recall)
@@ -77,8 +74,7 @@ class Connection:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),  # a crew is on the user's own network; proxies are for the web
             ("grpc.use_local_subchannel_pool", 1),  # share no connection, even if another crew has this address
-            ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_SECONDS)),
-            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
+            *wire.PINGS,
             ("grpc.http2.max_pings_without_data", 0),  # a worker that loads its data only listens
         ]
         self.address = address

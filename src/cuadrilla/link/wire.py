@@ -41,6 +41,14 @@ DEVICE_KEY = "cuadrilla-device"
 TOKEN_KEY, INVITE_KEY = "cuadrilla-token", "cuadrilla-invite-bin"
 """Metadata of a call: the node's token; the secret of an invite."""
 MAX_MESSAGE_BYTES = 16 * CHUNK_BYTES
+PINGS = (
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.ping_timeout_ms", 15_000),  # else a minute: gRPC 1.85 never begins the time-out before it
+)
+"""After 5 s of silence each end of a connection pings the other, and ends the connection after 15 s without an answer.
+TCP would take a quarter of an hour (Linux: tcp_retries2) to notice that a router forgot it, or that an address changed,
+and never notices a frozen process."""
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
           torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}  # fmt: skip
 """Dtypes that can be sent and kept in a journal, and their names in safetensors."""
