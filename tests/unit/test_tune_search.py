@@ -13,9 +13,7 @@ from cuadrilla.config import TuneSection
 from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.tune.folder import SearchFolder
-from cuadrilla.tune.run import Searching
 from cuadrilla.tune.search import Search, open_storage, score_of, storing
-from tests.unit.test_queue import Hands
 from tests.unit.test_tune_space import BASE, space_of
 from tests.watched import add_rows
 
@@ -26,8 +24,11 @@ def section_of(**more: object) -> TuneSection:
     return TuneSection.model_validate({"space": SPACE.dimensions, "sampler": "random", "trials": 32, **more})
 
 
-def search_of(section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, space=SPACE) -> Search:
-    return Search(section, space=space, storage=storage or optuna.storages.InMemoryStorage())
+def search_of(
+    section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, folder: Path = Path("none")
+) -> Search:
+    held, runs = storage or optuna.storages.InMemoryStorage(), SearchFolder(folder, text=BASE)
+    return Search(section, space=SPACE, storage=held, folder=runs, num_steps=200)
 
 
 def finish(search: Search, job: str, score: float | None = None) -> None:
@@ -43,14 +44,14 @@ def carried_out(search: Search, *, places: int = 1, until: int = 10**6, chance: 
     trials fail."""
     running: list[str] = []
     while until > 0:
-        while len(running) < places and (job := search.next_job()) is not None:
+        while len(running) < places and (job := search.next_job("ana", "cpu")) is not None:
             running.append(job)
         if not running:
-            assert search.has_tried_all
+            assert search.is_done
             break
         job, until = running.pop(chance.randrange(len(running))), until - 1
         if chance.random() < 0.2:
-            search.give_back(job)
+            search.ended(Ended(job=job, place="ana"))
         else:
             trial = search.trial(job)
             finish(search, job, None if trial.number % 11 == 5 else abs(trial.params["optim.lr"] - 0.3))
@@ -71,25 +72,21 @@ def test_any_machines_in_any_order_with_a_break_try_the_same(seed: int, places: 
 
 
 def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Path) -> None:
-    section, hands = section_of(trials=6, prune=True), Hands("ana")
-    (tmp_path / "tune").mkdir()
-    search, folder = search_of(section), SearchFolder(tmp_path / "tune", text=BASE)
-    work = Searching(folder=folder, search=search, executors=[hands], num_steps=200)
+    search = search_of(section_of(trials=6, prune=True), folder=tmp_path)
     for number in range(6):
-        job = work.next_job("ana", "cpu")
+        job = search.next_job("ana", "cpu")
         assert job is not None
-        hands.busy = {"ana": job}
-        folder.run(job).path.mkdir()
-        folder.run(job).run_file.write_text(BASE)
+        run = search.folder.run(job)
+        run.path.mkdir()
+        run.run_file.write_text(BASE)
         loss = 1.0 if number < 5 else 9.0
-        add_rows(folder.run(job).metrics, [{"version": 20, "val_loss": loss}])
-        assert list(work.unwanted()) == [], "too early"
-        add_rows(folder.run(job).metrics, [{"version": 100, "val_loss": loss}])
-        assert list(work.unwanted()) == ([] if number < 5 else [job])
-        hands.busy = {}
-        work.ended(Ended(job=job, place="ana", complete=number < 5))
+        add_rows(run.metrics, [{"version": 20, "val_loss": loss}])
+        assert list(search.unwanted()) == [], "too early"
+        add_rows(run.metrics, [{"version": 100, "val_loss": loss}])
+        assert list(search.unwanted()) == ([] if number < 5 else [job])
+        search.ended(Ended(job=job, place="ana", complete=number < 5))
     last = search.trials[-1]
-    assert (last.state.name, score_of(last), work.is_done) == ("PRUNED", None, True)
+    assert (last.state.name, score_of(last), search.is_done) == ("PRUNED", None, True)
     assert last.user_attrs["reason"].startswith("worse than the median")
 
 
@@ -108,7 +105,7 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch: pytest.Mon
 
 def test_the_highest_is_best_where_that_is_wanted() -> None:
     search = search_of(section_of(maximize=True, trials=8))
-    while (job := search.next_job()) is not None:
+    while (job := search.next_job("ana", "cpu")) is not None:
         finish(search, job, search.trial(job).params["optim.lr"])
     assert search.best is not None
     assert search.best.params["optim.lr"] == max(trial.params["optim.lr"] for trial in search.trials)

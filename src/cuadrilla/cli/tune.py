@@ -1,6 +1,7 @@
 """`cuadrilla tune`: a search for better settings, by trials that are runs."""
 
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
     from cuadrilla.jobs.executor import Ended, Executor
-    from cuadrilla.tune.run import Searching
+    from cuadrilla.tune.search import Search
 
 SHOWN_BEST = 5
 
@@ -50,72 +51,71 @@ def tune(
     With --crew the machines that join with `cuadrilla join` do trials, each as fast as it can.
     Ctrl-C saves and stops; the same command goes on.
     """
+    from cuadrilla.jobs.executor import hand_out
     from cuadrilla.tune.folder import TUNE
-    from cuadrilla.tune.run import open_search
+    from cuadrilla.tune.search import open_search
 
     run_file, folder = run / "run.toml" if run.is_dir() else run, folder_of(run).path / TUNE
     with ExitStack() as stack:
-        parts: list[Executor] = []
+        search = stack.enter_context(open_search(run_file, sets=sets or []))
+        stopped, executors = threading.Event(), list[Executor]()
         if here or not crew:
             config = read_run_file(run_file, sets=sets or []).config
-            parts.append(local_executor(logs=folder / "logs", config=config, together=together))
+            local = local_executor(logs=folder / "logs", config=config, together=together)
+            executors.append(stack.enter_context(closing(local)))
         if crew:
-            parts.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
-        searching = stack.enter_context(open_search(run_file, sets=sets or [], executors=parts))
-        stack.enter_context(stopping(lambda _reason: searching.stop.set()))
-        _tell_begin(searching)
-        searching.tell = partial(_tell_end, searching)
-        searching.run()
-    _report(searching)
+            executors.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
+        stack.enter_context(stopping(lambda _reason: stopped.set()))
+        _tell_begin(search)
+        search.tell = partial(_tell_end, search)
+        hand_out(search, executors, stop=stopped)
+    _report(search)
+    if stopped.is_set():
+        say("\nthe search was stopped; the same command goes on")
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
 
-def _tell_begin(searching: "Searching") -> None:
-    search, section = searching.search, searching.search.section
+def _tell_begin(search: "Search") -> None:
     say(
         "search     {number} trials of {settings} settings by {sampler}, of {steps:,} steps each, in {folder}",
         number=search.num_trials,
-        settings=len(section.space),
-        sampler=section.sampler,
-        steps=searching.num_steps,
-        folder=typed(searching.folder.path),
+        settings=len(search.section.space),
+        sampler=search.section.sampler,
+        steps=search.num_steps,
+        folder=typed(search.folder.path),
     )
-    if search.ended:
-        say("resumed    {number} trials are finished", number=len(search.ended))
+    if search.ended_trials:
+        say("resumed    {number} trials are finished", number=len(search.ended_trials))
 
 
-def _tell_end(searching: "Searching", ended: "Ended", score: float | None) -> None:
+def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
     from cuadrilla.tune.folder import describe
     from cuadrilla.tune.search import job_of
 
-    search, seconds = searching.search, searching.seconds_left()
-    left = Message("measuring how long it takes")
+    seconds, left = search.seconds_left(), Message("measuring how long it takes")
     say(
         "{name}   {outcome}{mark}   {values}   ({done} of {most}, {left})",
         name=ended.job,
         outcome=Message("failed: {reason}", reason=ended.reason) if score is None else f"{score:.4f}",
         mark=Message("  best so far") if search.best and job_of(search.best) == ended.job else "",
         values=describe(search.trial(ended.job).params),
-        done=len(search.ended),
+        done=len(search.ended_trials),
         most=search.num_trials,
         left=left if seconds is None else Message("about {time} more", time=duration(seconds)),
     )
 
 
-def _report(searching: "Searching") -> None:
-    """Print the best trials, and what to type next. Raises typer.Exit if the search was interrupted."""
+def _report(search: "Search") -> None:
+    """Print the best trials, and what to type next."""
     from cuadrilla.tune.search import job_of
 
-    rows = searching.table()
-    emit_table(rows, most=SHOWN_BEST)
-    search, best = searching.search, searching.search.best
-    if best is None and search.ended:
+    emit_table(search.table(), most=SHOWN_BEST)
+    best = search.best
+    if best is None and search.ended_trials:
         say("\nall trials that have ended have failed; the reasons stand above")
     elif best is None:
         say("\nno trial has finished yet")
     else:
-        say("\nnext: cuadrilla eval {run}", run=typed(searching.folder.run(job_of(best)).path))
-        run = typed(searching.folder.best.path)
+        say("\nnext: cuadrilla eval {run}", run=typed(search.folder.run(job_of(best)).path))
+        run = typed(search.folder.best.path)
         say("      cuadrilla train {run}    (a run of its own with these settings)", run=run)
-    if searching.stop.is_set():
-        say("\nthe search was stopped; the same command goes on")
-        raise typer.Exit(INTERRUPTED_EXIT_CODE)

@@ -1,20 +1,27 @@
-"""The decisions of a search: which trial is next, which is stopped early, which was the best.
+"""One search, from its run file to its best trial: a `JobSource` whose jobs are the trials of a study of Optuna.
 
-A search keeps its state only in Optuna's study. A trial's values are in it before its run begins, and its result before
-anything else happens, so a search resumes from its storage. Only which jobs run now is in no file.
+A search keeps its state only in that study. A trial's values are in it before its run begins, and its result before
+anything else happens. So whatever ends this process, the same command resumes: finished trials are in the study, others
+in checkpoints. Only which jobs run now is in no file. Use a search within `storing`.
 """
 
 import random
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
+from cuadrilla.messages import Message
+from cuadrilla.rundir import FolderLock, RunDir, last_rows, make_private, typed, write_json
+from cuadrilla.runfile import read_run_file, to_toml
+from cuadrilla.tune.folder import TUNE, SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.space import Space
+from cuadrilla.user_file import UsersCode
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -28,24 +35,37 @@ SETTINGS, SECONDS, PLACE, REASON = "settings", "seconds", "place", "reason"
 """Attributes in the storage: the first one of the study, the others of a trial."""
 FIRST_TRIALS, FIRST_PERCENT = 4, 20
 """No trial is pruned before this many have ended, nor before this percentage of its run."""
+BEHIND = Message("worse than the median of the others at the same part of their runs")
 
 
 def job_of(trial: "FrozenTrial") -> str:
     return f"t{trial.number:04d}"
 
 
-class Search:
-    """A search over a study of Optuna in `storage`. Use it within `storing`."""
+def score_of(trial: "FrozenTrial") -> float | None:
+    """Score of a trial that was trained to its end; None for any other."""
+    return trial.value if trial.state.name == "COMPLETE" else None
 
-    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage") -> None:
+
+class Search:
+    """`num_steps`: of each run. `tell`: called with the score of each run that has ended."""
+
+    def __init__(
+        self, section: TuneSection, *, space: Space, storage: "BaseStorage", folder: SearchFolder, num_steps: int
+    ) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.section, self._space = section, space
+        self.section, self.folder, self.num_steps = section, folder, num_steps
+        self.tell: Callable[[Ended, float | None], None] = lambda _ended, _score: None
+        self._space = space
         self._grid = space.grid() if section.sampler == "grid" else []
         usual = len(self._grid) or USUAL_TRIALS
         self.num_trials = min(section.trials or usual, usual) if self._grid else section.trials or usual
-        self._running: set[int] = set()
+        self._running: set[str] = set()
+        self._behind: set[str] = set()
+        self._looked: dict[str, int] = {}
+        """Size of each job's metrics.jsonl when its scores were last compared."""
         self._study = optuna.create_study(
             study_name=STUDY,
             storage=storage,
@@ -57,14 +77,14 @@ class Search:
             if not trial.state.is_finished():  # the process may have ended before all its values were chosen
                 self._choose(self._stored(trial))
 
-    def require_same(self, settings: str, *, folder: str) -> None:
+    def require_same(self, settings: str) -> None:
         """Raises ConfigError if the search began with other settings."""
         before = self._study.user_attrs.get(SETTINGS)
         if before is None:
             self._study.set_user_attr(SETTINGS, settings)
         elif before != settings:
             hint = "put the old values back, or move {folder} away to begin anew"
-            raise ConfigError("this search began with other settings", hint=hint, folder=folder)
+            raise ConfigError("this search began with other settings", hint=hint, folder=typed(self.folder.path))
 
     @property
     def trials(self) -> "list[FrozenTrial]":
@@ -74,12 +94,8 @@ class Search:
         return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
 
     @property
-    def ended(self) -> "list[FrozenTrial]":
+    def ended_trials(self) -> "list[FrozenTrial]":
         return [trial for trial in self.trials if trial.state.is_finished()]
-
-    @property
-    def has_tried_all(self) -> bool:
-        return len(self.ended) >= self.num_trials
 
     @property
     def best(self) -> "FrozenTrial | None":
@@ -92,50 +108,108 @@ class Search:
             score = score_of(trial)
             return score is None, (-1 if self.section.maximize else 1) * (score or 0.0), trial.number
 
-        return sorted(self.ended, key=rank)
+        return sorted(self.ended_trials, key=rank)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each trial that has ended, the best first."""
+        rows = [{"run": job_of(trial), "score": score_of(trial), **trial.params} for trial in self.ranked()]
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        return [{key: row.get(key) for key in keys} for row in rows]
 
     def trial(self, job: str) -> "FrozenTrial":
         return next(trial for trial in self.trials if job_of(trial) == job)
 
-    def next_job(self) -> str | None:
-        """The trial that a free place should train now; None if there is none. It counts as running from then on."""
+    def seconds_left(self) -> float | None:
+        """Estimate from the time that ended trials took; None before the first has ended."""
+        seconds: list[float] = [trial.user_attrs.get(SECONDS, 0.0) for trial in self.ended_trials]
+        if not any(seconds):
+            return None
+        return (self.num_trials - len(seconds)) * sum(seconds) / len(seconds) / max(len(self._running), 1)
+
+    # -- JobSource -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.ended_trials) >= self.num_trials
+
+    def next_job(self, _place: str, _device: str) -> str | None:
+        """It counts as running from then on."""
         trials = self.trials
-        left = [trial for trial in trials if not trial.state.is_finished() and trial.number not in self._running]
+        left = [trial for trial in trials if not trial.state.is_finished() and job_of(trial) not in self._running]
         if not left and len(trials) < self.num_trials:
             if self._grid:
                 self._study.enqueue_trial(dict(self._grid[len(trials)]), skip_if_exists=True)
             self._choose(self._study.ask())
             left = self.trials[-1:]
-        if not left:
-            return None
-        self._running.add(left[0].number)
-        return job_of(left[0])
+        self._running.update(map(job_of, left[:1]))
+        return job_of(left[0]) if left else None
 
-    def give_back(self, job: str) -> None:
-        """Let another place go on with a trial."""
-        self._running.discard(self.trial(job).number)
+    def run_of(self, job: str) -> RunDir:
+        """Make the trial's run. Raises CuadrillaError for a combination that the task does not take."""
+        with UsersCode():
+            return self.folder.make_trial(job, dict(self.trial(job).params))
 
-    def is_behind(self, job: str, scores: Mapping[int, float]) -> bool:
-        """Whether a running trial is worse than the median of the others. `scores`: its scores, by percentage of its
-        run."""
+    def begun(self, _job: str, _place: str) -> None: ...
+
+    def ended(self, ended: Ended) -> None:
+        score = None
+        if ended.complete:
+            scores = read_scores(self.folder.run(ended.job), self.section.metric)
+            score = (max if self.section.maximize else min)(scores.values(), default=None)
+            ended = ended if scores else replace(ended, reason=self._without_score(ended.job))
+        elif ended.job in self._behind:
+            ended = replace(ended, reason=ended.reason or BEHIND)
+        if ended.complete or ended.reason:
+            self.finish(ended, score=score)
+            self.tell(ended, score)
+            self._tidy()
+        self._running.discard(ended.job)
+
+    def unwanted(self) -> list[str]:
+        """Running trials that are behind the others, if `tune.prune` is set."""
+        if self.section.prune:
+            self._behind |= set(filter(self._is_behind, self._running))
+        return sorted(self._behind & self._running)
+
+    def _is_behind(self, job: str) -> bool:
+        """Whether a running trial is worse than the median of the others."""
+        run = self.folder.run(job)
+        size = run.metrics.stat().st_size if run.metrics.exists() else 0
+        if size == self._looked.get(job, 0):
+            return False
+        self._looked[job] = size
         trial = self.trial(job)
         stored = self._stored(trial)
-        for percent, score in scores.items():
+        for step, score in read_scores(run, self.section.metric).items():
+            percent = 100 * step // self.num_steps
             if percent not in trial.intermediate_values:
                 stored.report(score, percent)
         return stored.should_prune()
 
-    def finish(self, ended: Ended, *, score: float | None, pruned: bool = False) -> None:
+    def finish(self, ended: Ended, *, score: float | None) -> None:
         """Write a trial's result to the storage before returning. A finished run is never lost, nor counted twice."""
         from optuna.trial import TrialState
 
-        trial = self.trial(ended.job)
-        self._running.discard(trial.number)
-        stored = self._stored(trial)
+        stored = self._stored(self.trial(ended.job))
         for key, value in ((SECONDS, ended.seconds), (PLACE, ended.place), (REASON, ended.reason)):
             stored.set_user_attr(key, value)
-        failed = TrialState.PRUNED if pruned else TrialState.FAIL
+        failed = TrialState.PRUNED if ended.job in self._behind else TrialState.FAIL
         self._study.tell(stored, score, state=failed if score is None else TrialState.COMPLETE)
+
+    def _tidy(self) -> None:
+        """Keep the weights of the best trial only, and its run file as the run `best`."""
+        best = self.best
+        for trial in self.ended_trials:
+            if best is None or trial.number != best.number:
+                discard_weights(self.folder.run(job_of(trial)))
+        if best is not None:
+            self.folder.keep_best(job_of(best))
+
+    def _without_score(self, job: str) -> Message:
+        known = ", ".join(sorted({key for row in last_rows(self.folder.run(job).metrics) for key in row}))
+        return Message("no step has {name}; there are {known}", name=self.section.metric or "val_loss", known=known)
+
+    # -- the study -----------------------------------------------------------------------------------------------------
 
     def _stored(self, trial: "FrozenTrial") -> "StoredTrial":
         from optuna.trial import Trial as StoredTrial
@@ -152,11 +226,6 @@ class Search:
 
         seed = random.Random(f"{self.section.seed}/{number}").getrandbits(32)
         return TPESampler(seed=seed, constant_liar=True) if self.section.sampler == "tpe" else RandomSampler(seed=seed)
-
-
-def score_of(trial: "FrozenTrial") -> float | None:
-    """Score of a trial that was trained to its end; None for any other."""
-    return trial.value if trial.state.name == "COMPLETE" else None
 
 
 def open_storage(path: Path) -> "BaseStorage":
@@ -183,3 +252,30 @@ def storing() -> Iterator[None]:
             reason=error.__cause__ or error,
             hint="free some space, or move the folder tune away to begin anew",
         ) from error
+
+
+@contextmanager
+def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
+    """Open the search of a run file, in `tune/` beside it, under its lock. A search that has begun goes on.
+
+    Raises ConfigError for a space that cannot be searched, or a search that began with other settings, and
+    EnvironmentProblem.
+    """
+    text = run_file.read_text(encoding="utf-8-sig")
+    config = read_run_file(run_file, sets=sets).config
+    folder = SearchFolder(run_file.parent.resolve() / TUNE, text=text, sets=tuple(sets))
+    space = Space(config.tune, text=text, sets=sets)
+    make_private(folder.path)
+    with FolderLock(folder.lock, purpose=Message("the search")), storing():
+        _, num_steps = folder.settled({})
+        search = Search(
+            config.tune, space=space, storage=open_storage(folder.study), folder=folder, num_steps=num_steps
+        )
+        same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
+        search.require_same(to_toml(same))
+        status = RunDir(folder.path).status
+        write_json(status, {"state": "running"}, private=True)
+        try:
+            yield search
+        finally:
+            write_json(status, {"state": "complete" if search.is_done else "stopped"}, private=True)
