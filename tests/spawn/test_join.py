@@ -80,7 +80,7 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
 
 
 def test_each_device_of_a_machine_is_a_worker(machine: Machines, run: RunDir, port: int) -> None:
-    """Two workers of the coordinator's machine and two of another. One is killed and comes back; all end in order."""
+    """Two workers of the coordinator's machine and two of another. One is killed; the others end in order."""
     coordinator, ana = machine("coordinator"), machine("ana")
     coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7", code=3)
     crew = up(coordinator, run, port, "--devices", "cpu,cpu", workers="[1.0]")
@@ -94,12 +94,11 @@ def test_each_device_of_a_machine_is_a_worker(machine: Machines, run: RunDir, po
     (victim,) = [child for child in children_of(joined) if "cpu.2" in child.cmdline()]
     victim.kill()
     wait_for(lambda: present(run) == everybody - {"ana/cpu.2"}, crew)
-    wait_for(lambda: present(run) == everybody, crew)
     wait_for(goes_on(run), crew)
     down(coordinator, crew)
     said = ended(joined)
     assert "a worker for each of cpu, cpu.2" in said
-    assert re.search(r"cpu.2 died: signal 9 .*\n.*cpu.2 is being restarted", said)
+    assert "cpu.2 died: signal 9" in said
     assert re.search(r"^cpu  step \d+  share \d+ %", said, re.MULTILINE)
     assert said.count("done       the run was stopped by SIGTERM") == 1
     assert is_what_one_worker_gives(run)

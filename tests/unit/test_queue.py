@@ -4,19 +4,16 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cuadrilla.crew import children
 from cuadrilla.crew.children import Deaths
 from cuadrilla.errors import ConfigError
 from cuadrilla.jobs.executor import Ended, hand_out
 from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, QueuedRun, RunQueue
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import dump, read_run_file
-from tests.clock import Clock
 from tests.commands import ENDLESS, RUN, make_run
 
 
@@ -204,15 +201,3 @@ def test_three_deaths_without_progress_between_them_are_the_last() -> None:
     steps = iter([0, 5, 5, 6, 6, 6])
     deaths = Deaths(lambda: next(steps))
     assert [deaths.allow() for _ in range(6)] == [True] * 5 + [False]
-
-
-def test_a_worker_that_dies_every_few_minutes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=clock))
-    often, seldom = Deaths(within_seconds=600), Deaths(within_seconds=600)
-    answers = []
-    for clock.now in (400.0, 650.0, 900.0):
-        answers.append(often.allow())
-    for clock.now in (400.0, 650.0, 1001.0):
-        answers.append(seldom.allow())
-    assert answers == [True, True, False, True, True, True]

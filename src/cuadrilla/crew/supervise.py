@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 
-from cuadrilla.crew.children import MAX_DEATHS, Children, Deaths, cuadrilla_command
+from cuadrilla.crew.children import MAX_DEATHS, Deaths, cuadrilla_command
 from cuadrilla.crew.signals import handling
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, EnvironmentProblem, ResourceError
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, append_event
 
 POLL_SECONDS = 0.1
-COORDINATOR = "coordinator"
 
 
 def supervise(
@@ -35,7 +34,7 @@ def supervise(
     `report` gets each restart. `ends_with_terminal`: a closed terminal ends it, unless it runs under `nohup`. Raises
     EnvironmentProblem when it dies again and again.
     """
-    asked, pending, code = list[int](), deque[int](), 0
+    asked, pending = list[int](), deque[int]()
     deaths = Deaths(lambda: run.metrics.stat().st_size if run.metrics.exists() else 0)  # it grows with every commit
 
     def hear(number: int, _frame: FrameType | None) -> None:
@@ -45,34 +44,39 @@ def supervise(
         first = signal.SIGTERM if number == signal.SIGHUP else number
         pending.append(first if len(asked) == 1 else signal.SIGKILL)  # the only one that reaches a frozen process
 
-    def again(killer: int) -> bool:
-        if asked or killer in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            return False
-        killed_by = signal.Signals(killer).name
-        if not deaths.allow():
-            raise EnvironmentProblem(
-                "the coordinator died {times} times without a step in between (the last time by {signal})",
-                times=MAX_DEATHS,
-                signal=killed_by,
-                hint="SIGKILL: is there enough memory? If so, see {logs}; the same command continues",
-                logs=run.logs,
-            )
-        report(Message("the coordinator was killed ({signal}); it restarts and resumes", signal=killed_by))
-        with suppress(ResourceError):
-            append_event(run.events, "coordinator restarted", reason=killed_by)
-        return True
-
     ends = ends_with_terminal and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    children = Children()
-    with handling({signal.SIGINT: hear, signal.SIGTERM: hear, signal.SIGHUP: hear if ends else signal.SIG_IGN}):
-        command = cuadrilla_command("--supervised", *arguments)
-        children.start(COORDINATOR, command, environment={}, again=again, answers=False, apart=True)
-        while (child := children.alive.get(COORDINATOR)) is not None:
+    ends_it = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with handling({**dict.fromkeys(ends_it, hear), signal.SIGHUP: hear if ends else signal.SIG_IGN}):
+        while (code := _run(arguments, pending)) < 0 and not asked and -code not in ends_it:
+            _note_death(deaths, run, killed_by=signal.Signals(-code).name, report=report)
+    if code >= 0:
+        return code
+    return INTERRUPTED_EXIT_CODE if len(asked) > 1 else 128 - code
+
+
+def _run(arguments: Sequence[str], pending: deque[int]) -> int:
+    """Run the coordinator in a process group of its own, and send it the `pending` signals. Its standard input ends
+    with this process. Return its exit code, or minus the signal that killed it."""
+    command = cuadrilla_command("--supervised", *arguments)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as child:
+        while child.poll() is None:
             while pending:
                 child.send_signal(pending.popleft())
             with suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
-            code = children.poll().get(COORDINATOR, code)
-    if code >= 0:
-        return code
-    return INTERRUPTED_EXIT_CODE if len(asked) > 1 else 128 - code
+        return child.returncode
+
+
+def _note_death(deaths: Deaths, run: RunDir, *, killed_by: str, report: Callable[[str], None]) -> None:
+    """Raises EnvironmentProblem if the coordinator has died too often."""
+    if not deaths.allow():
+        raise EnvironmentProblem(
+            "the coordinator died {times} times without a step in between (the last time by {signal})",
+            times=MAX_DEATHS,
+            signal=killed_by,
+            hint="SIGKILL: is there enough memory? If so, see {logs}; the same command continues",
+            logs=run.logs,
+        )
+    report(Message("the coordinator was killed ({signal}); it restarts and resumes", signal=killed_by))
+    with suppress(ResourceError):
+        append_event(run.events, "coordinator restarted", reason=killed_by)

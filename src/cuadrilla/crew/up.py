@@ -29,7 +29,6 @@ from cuadrilla.link.server import NOTHING, CrewServer
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import TALK
-from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, storage_errors
 from cuadrilla.train.runtime import Outcome
@@ -62,7 +61,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
             torch.set_num_threads(threads)
         private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(LinesKept())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
-        children = Children(died=partial(_died, context))
+        children = Children()
         stack.callback(children.end)
         crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private))
         _start_workers(children, context.config, run, crew, private=private)
@@ -75,17 +74,16 @@ def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
     """Without a worker of this machine the run fails, unless others may join; then it is said once."""
     crew.end_kicked()
     ended = children.poll()
+    for name, ending in ended.items():
+        if ending.code:
+            log.warning("%s died: %s", name, ending.reason)
+            context.store.event("died", worker=name, reason=ending.reason)
     if children.alive:
         return
     if crew.home is None:
         context.coordination.fail(children.failure())
     elif ended:
         log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
-
-
-def _died(context: RunContext, name: str, reason: Message) -> None:
-    log.warning("%s died: %s", name, reason)
-    context.store.event("died", worker=name, reason=reason)
 
 
 @contextmanager

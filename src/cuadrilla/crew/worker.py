@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import require_work
-from cuadrilla.crew.children import STEADY_SECONDS, Children, Deaths, cuadrilla_command
+from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.crew.equipment import equip
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
@@ -208,23 +208,22 @@ def work_on_all(node: Node, choice: DeviceChoice) -> str:
 
 def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     """Start a process for each device, with the machine's token; each names its device in its calls (`link/base.py`).
-    One that is killed is restarted while the others go on. Raises the error of the last if none ended in order."""
+    If one dies, the others go on. Raises the error of the last if none ended in order."""
     once(node, node.found_run)  # fetches once what all of them need
     log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
     assert node.idle_policy is not None
-    children = Children(died=lambda name, reason: log.warning("%s died: %s", name, reason))
-    done = ""
+    children, done = Children(), ""
     try:
         for use in uses:
             command = worker_command(use.name, use, crew=node.crew.folder, rules=asdict(node.idle_policy.rules))
-            deaths = Deaths(within_seconds=STEADY_SECONDS)
-            children.start(use.name, command, environment=use.environment, again=deaths.allow)
+            children.start(use.name, command, environment=use.environment)
         while children.alive:
             time.sleep(POLL_SECONDS)
-            for name, code in children.poll().items():
-                done = children.last_words[name].strip() if code == 0 else done
-                if name in children.alive:
-                    log.warning("%s is being restarted", name)
+            for name, ending in children.poll().items():
+                if ending.code:
+                    log.warning("%s died: %s", name, ending.reason)
+                else:
+                    done = ending.said.strip()
     finally:
         children.end(finish_seconds=0.0)  # they have nothing to save
     if not done:

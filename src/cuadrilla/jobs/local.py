@@ -40,10 +40,8 @@ class LocalExecutor:
     def __init__(self, uses: Mapping[str, Use], *, logs: Path) -> None:
         """`uses`: devices of this machine, by the places' names. If a use names no device, a run trains on that of its
         run file. `logs`: folder of the processes' output, with a file for each."""
-        self._uses = uses
-        self._logs = logs
-        self._reasons: dict[str, Message] = {}
-        self._children = Children(died=self._reasons.__setitem__)
+        self._uses, self._logs = uses, logs
+        self._children = Children()
         self._begun: dict[str, _Begun] = {}
 
     @property
@@ -73,21 +71,20 @@ class LocalExecutor:
 
     def poll(self) -> list[Ended]:
         found = []
-        for place, code in self._children.poll().items():
-            begun, reason = self._begun.pop(place), self._reasons.get(place, SILENT)
-            complete = code == 0 and read_object(begun.run.status).get("state") in STATES
-            in_order = complete or code in GIVEN_BACK
+        for place, ending in self._children.poll().items():
+            begun = self._begun.pop(place)
+            complete = ending.code == 0 and read_object(begun.run.status).get("state") in STATES
+            in_order = complete or ending.code in GIVEN_BACK
             found.append(
                 Ended(
                     job=begun.job,
                     place=place,
                     complete=complete,
-                    lost=not in_order and code <= 0,
+                    lost=not in_order and ending.code <= 0,
                     seconds=time.monotonic() - begun.began,
-                    reason="" if in_order else reason,
+                    reason="" if in_order else ending.reason if ending.code else SILENT,
                 )
             )
-        self._reasons.clear()
         return found
 
     def preempt(self, job: str) -> None:
