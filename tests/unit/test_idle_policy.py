@@ -11,8 +11,9 @@ import pytest
 
 from cuadrilla.crew import idle_policy as module
 from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules
+from cuadrilla.crew.reporting import reporting
 from cuadrilla.home import Home
-from cuadrilla.host.gpus import GpuUsage
+from cuadrilla.host.gpus import Gpus, GpuUsage
 
 ALL = OwnerRules(while_idle=True, on_power=True)
 
@@ -32,7 +33,7 @@ class Cards:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def policy_with(cards: Cards, home: Home, **options: Any) -> IdlePolicy:
+def policy_with(cards: Cards | Gpus, home: Home, **options: Any) -> IdlePolicy:
     made = IdlePolicy(OwnerRules(while_idle=True), home=home, gpus=cards, **options)  # type: ignore[arg-type]
     made._others = lambda: 0.0  # type: ignore[method-assign]  # else the CPU load of the machine that runs the tests
     return made
@@ -74,6 +75,14 @@ def test_the_use_of_a_gpu(tmp_path: Path) -> None:
     assert policy_with(cards, home).why_wait(working=True) is None
     assert policy_with(cards, home).why_wait(working=False) == "the machine is being used"
     assert policy_with(cards, home, root=os.getppid()).why_wait(working=False) is None  # another worker's, perhaps
+
+
+def test_a_session_that_has_ended_does_not_hide_a_game_that_has_begun(tmp_path: Path) -> None:
+    cards = Gpus([sys.executable, "-c", """print('{"gpus": [{"index": 0, "name": "GPU", "busy_percent": 60}]}')"""])
+    policy = policy_with(cards, Home(tmp_path / "home"))
+    with reporting(lambda _report: None, facts={}, policy=policy):
+        pass
+    assert policy.why_wait(working=False) == "the machine is being used"
 
 
 def test_work_of_low_priority_is_counted_once(tmp_path: Path) -> None:

@@ -54,10 +54,6 @@ class IdlePolicy:
         self._used_at = float("-inf")  # a machine is quiet until it was seen to be used
         self._gpus = gpus or Gpus()
 
-    def close(self) -> None:
-        """End a query of the GPUs that is under way. From any thread."""
-        self._gpus.close()
-
     def wait_until_idle(self, *, unless: threading.Event | None = None) -> float:
         """Wait until work may begin, and log why it waits. Return the seconds waited. Ends when `unless` is set."""
         logged, began = "", time.monotonic()
@@ -94,13 +90,6 @@ class IdlePolicy:
         """Part of a GPU that is in use, of several GPUs the highest; 0 if it is not known."""
         return max((gpu.busy_percent or 0.0 for gpu in self._gpus.sample()), default=0.0) / 100
 
-    def _own(self) -> list[psutil.Process]:
-        """The root process and its descendants."""
-        with suppress(psutil.Error):
-            root = psutil.Process(self._root)
-            return [root, *root.children(recursive=True)]
-        return [psutil.Process()]
-
     def _others(self) -> float | None:
         """Part of all cores that other programs used since the last poll; None if it is not known."""
         try:
@@ -116,9 +105,9 @@ class IdlePolicy:
         return min(1.0, max(0.0, others / (now - last[0]) / (psutil.cpu_count() or 1)))
 
     def _own_seconds(self) -> float:
-        """Processor seconds of our own processes, without user time of nice ones (Ray's workers), as in NOT_BUSY."""
-        seconds = 0.0
-        for process in self._own():
+        """Processor seconds of the root process and its descendants, without user time of nice ones (Ray's workers)."""
+        seconds, root = 0.0, psutil.Process(self._root)
+        for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
                 is_nice = os.name == "posix" and process.nice() > 0

@@ -100,8 +100,6 @@ def reporting(
     finally:
         ended.set()
         sampler.close()  # does not wait for a driver that hangs
-        if policy is not None:
-            policy.close()
         thread.join(END_SECONDS)
 
 

@@ -51,15 +51,11 @@ def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island
     """Work with one device until the run ends; return why it ended. `island`: the ranks that are this worker together;
     this process is rank 0. Raises LinkError when the coordinator refuses this node or stays away."""
     with LinesKept() as lines:
-        try:
-            worker = _Worker(node, use, shape=shape, lines=lines, island=island)
-            reason = serve_sessions(worker.serve, node, device=use.name)
-            if island is not None:
-                island.end()
-            return reason
-        finally:
-            if node.idle_policy is not None:
-                node.idle_policy.close()
+        worker = _Worker(node, use, shape=shape, lines=lines, island=island)
+        reason = serve_sessions(worker.serve, node, device=use.name)
+        if island is not None:
+            island.end()
+        return reason
 
 
 def serve_sessions(

@@ -60,7 +60,6 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
     Raises LinkError when the coordinator refuses this node or stays away, and ConfigError if another process of this
     machine does jobs for the same crew.
     """
-    assert node.idle_policy is not None
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
     with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), LinesKept() as lines:
@@ -69,13 +68,10 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
             JobWorker(node, use, folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"), lines=lines, leaving=leaving)
             for use in uses
         ]
-        try:
-            with ThreadPoolExecutor(len(workers)) as threads:
-                first = next(as_completed([threads.submit(worker.work) for worker in workers]))
-                leaving.set()  # the others save what they have
-                return first.result()
-        finally:
-            node.idle_policy.close()
+        with ThreadPoolExecutor(len(workers)) as threads:
+            first = next(as_completed([threads.submit(worker.work) for worker in workers]))
+            leaving.set()  # the others save what they have
+            return first.result()
 
 
 @dataclass(kw_only=True)
