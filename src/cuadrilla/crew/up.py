@@ -6,8 +6,8 @@ others go on. Without any worker the coordinator waits; but where no other machi
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,9 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children()
         stack.callback(children.end)
-        crew = stack.enter_context(_open_crew(context, run, opening=opening, private=private))
+        crew = stack.enter_context(closing(_server(context, run, opening=opening, private=private)))
+        context.coordination.open(crew.send)  # before a worker can connect
+        crew.open(Address.parse(engine.listen))
         _start_workers(children, context.config, run, crew, private=private)
         if opening.opened is not None:
             opening.opened(crew, children.pids())
@@ -86,13 +88,11 @@ def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
         log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
 
 
-@contextmanager
-def _open_crew(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> Iterator[CrewServer]:
-    """The port of the crew, open until the end of the block. Raises LinkError."""
-    engine, home = context.config.engine, opening.home
-    assert isinstance(engine, CrewEngine)
+def _server(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> CrewServer:
+    """The server of the crew; it does not listen yet."""
+    home = opening.home
     folder = home.crew if home else private / "crew"
-    server = CrewServer(
+    return CrewServer(
         folder,
         receive=context.coordination.deliver,
         offer=offer(context.config, run.path) if home else NOTHING,
@@ -101,12 +101,6 @@ def _open_crew(context: RunContext, run: RunDir, *, opening: Opening, private: P
         home=home,
         contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],
     )
-    try:
-        context.coordination.open(server.send)  # before a worker can connect
-        server.open(Address.parse(engine.listen))
-        yield server
-    finally:
-        server.close()
 
 
 def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewServer, *, private: Path) -> None:
