@@ -149,7 +149,7 @@ def test_a_folder_that_is_there_is_left_alone(published: Path, tmp_path: Path) -
 
 def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path, run: RunDir, tmp_path: Path) -> None:
     config, model = read_run_file(run.run_file).config, run.path / "model"
-    offered = bundle.offer_whole(config, run.path, goes_on=False)
+    offered = bundle.offer(config, run.path, initial=True)
     assert {".initial/config.json", ".initial/tokenizer.json", ".initial/model.safetensors"} < set(offered.files)
     sent = tmp_path / "sent"
     for name, (path, _) in offered.files.items():
@@ -160,8 +160,8 @@ def test_another_machine_is_offered_all_that_the_weights_lie_in(published: Path,
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     shutil.rmtree(model)
     with pytest.raises(CheckpointError, match="does not exist"):
-        bundle.offer_whole(config, run.path, goes_on=False)
-    assert not any(name.startswith(".initial") for name in bundle.offer_whole(config, run.path, goes_on=True).files)
+        bundle.offer(config, run.path, initial=True)
+    assert not any(name.startswith(".initial") for name in bundle.offer(config, run.path).files)
 
 
 def test_a_machine_that_was_sent_no_weights_reads_none_of_its_own(run: RunDir) -> None:

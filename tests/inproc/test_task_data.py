@@ -112,8 +112,8 @@ def test_a_folder_is_fetched_once_and_the_task_gets_its_path(run: Run) -> None:
     (run.digits / ".cache").mkdir()
     (run.digits / ".cache" / "private.txt").write_text("stays")
     config, folder = run.joins()
-    assert run.said[0] == "fetching a file (0.0 MB)"  # the code comes first
-    assert run.said[1] == f"fetching 3 files ({len(IMAGES) / 1e6:.1f} MB)"
+    assert run.said[0] == "fetching 0.0 MB (files: 1)"  # the code comes first
+    assert run.said[1] == f"fetching {len(IMAGES) / 1e6:.1f} MB (files: 3)"
     assert config.task.kind == "file"
     task = load_task(config.task.path, folder=folder, data=config.task.data)
     seen: Path = task.path  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def test_a_folder_is_fetched_once_and_the_task_gets_its_path(run: Run) -> None:
     (run.run / "task.py").write_text(TASK + "# another run, with the same data\n")
     (run.digits / "labels.bin").rename(run.digits / "digits.bin")
     _, other = run.joins()
-    assert run.said == ["fetching a file (0.0 MB)"]
+    assert run.said == ["fetching 0.0 MB (files: 1)"]
     assert other != folder
     assert (other / "data" / "digits.bin").read_bytes() == b"0123456789"
     run.joins()
@@ -196,8 +196,18 @@ def test_what_is_brought_by_hand_is_not_fetched(run: Run, tmp_path: Path) -> Non
     (by_hand / "labels.bin").write_bytes(b"another")
     adopt(by_hand, home=run.home)
     _, folder = run.joins()
-    assert run.said == ["fetching a file (0.0 MB)"] * 2  # the code, and the changed file
+    assert run.said == ["fetching 0.0 MB (files: 1)"] * 2  # the code, and the changed file
     assert files_in(folder / "data") == files_in(run.digits)
+    (by_hand / "empty.txt").write_bytes(b"its owner has written it anew")
+    run.joins()
+    assert files_in(folder / "data") == files_in(run.digits)
+
+
+def test_an_edited_copy_of_the_code_is_fetched_anew(run: Run) -> None:
+    _, folder = run.joins()
+    (folder / "code" / "task.py").write_text("print('edited')")
+    run.joins()
+    assert (folder / "code" / "task.py").read_text() == TASK
 
 
 # Files that are not sent

@@ -144,7 +144,7 @@ def test_a_coordinator_that_comes_back_finds_its_workers_again(
     assert f"crew       {dialled} (listens on 127.0.0.1:{port})" in said
     said = ended(worker)
     assert [said.count(words) for words in ("working    as ana", "back at work")] == [1, 1]
-    assert f"fetching {len(list((run.path / 'data').iterdir())) + 2} files" in said  # also configuration and weights
+    assert f"MB (files: {len(list((run.path / 'data').iterdir())) + 2})" in said  # also configuration and weights
     announced = last_rows(run.metrics)[-1]["version"]
     coordinator.address = "127.0.0.2"
     crew = up(coordinator, run, port)

@@ -127,7 +127,7 @@ def test_a_run_takes_its_data_to_the_machine_that_trains_it(coordinator: Machine
     Home(ana.home).trust(task_hash(run.path))
     worker = ana.start("join", "--name", "ana", says=invite(coordinator))
     assert process.wait(timeout=150) == 0
-    assert "fetching 4 files" in said_by(worker)
+    assert "MB (files: 4)" in said_by(worker)
     assert is_what_one_worker_gives(run)
 
 

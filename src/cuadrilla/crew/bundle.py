@@ -8,13 +8,13 @@ Python imports only from `code/`.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -37,7 +37,7 @@ FILE = re.compile(
     r"|(data|teachers|\.initial)(/(?!\.)[^/\\:*?\"<>|\x00-\x1f\x7f]+)+",  # not hidden, and fit for any system
     re.ASCII,
 )
-CODE, DATA = "code", "data"
+CODE, DATA, BROUGHT = "code", "data", "brought"
 MAX_FILES = 10_000
 """Limit of files per run, since one message announces them all."""
 REPORT_SECONDS = 10.0
@@ -45,9 +45,10 @@ REPORT_SECONDS = 10.0
 Report = Callable[[str], None]
 
 
-def offer(config: Config, folder: Path) -> Offer:
+def offer(config: Config, folder: Path, *, initial: bool = False) -> Offer:
     """What a node needs for the run in `folder`: its configuration, and prepared data and teachers, or a task's code
-    and data. Raises TaskError, DataError for files that no machine would take."""
+    and data. `initial`: also the initial weights, for a machine that begins the run. Raises TaskError, DataError for
+    files that no machine would take, CheckpointError."""
     config = config.for_others()
     if isinstance(config.task, FileTaskSection):
         code = (folder / config.task.file).resolve()
@@ -62,10 +63,20 @@ def offer(config: Config, folder: Path) -> Offer:
         files = {name: (file, file_sha256(file)) for name, file in found.items()}
         return Offer(config=json.dumps(dump(config)), files=files)
     files = {f"{DATA}/{path.name}": (path, sha256) for path, sha256 in data_files(folder / config.data.folder)}
-    teachers = RunDir(folder).teachers
-    for path in sorted(path for name in ("config.json", weights.WEIGHTS) for path in teachers.glob(f"*/{name}")):
-        files[path.relative_to(folder).as_posix()] = (path, file_sha256(path))
+    teachers = [RunDir(folder).teachers.glob(f"*/{name}") for name in ("config.json", weights.WEIGHTS)]
+    models = {path.relative_to(folder).as_posix(): path for path in sorted(itertools.chain(*teachers))}
+    if initial and config.model.init:
+        models |= _files_of_model(folder / config.model.init, name=RunDir(folder).initial.name)
+    files |= {name: (path, file_sha256(path)) for name, path in models.items()}
     return Offer(config=json.dumps(dump(config)), files=files)
+
+
+def _files_of_model(folder: Path, *, name: str) -> dict[str, Path]:
+    """Files of initial weights, by their paths on a node. Raises CheckpointError."""
+    if not (folder / weights.WEIGHTS).is_file():
+        raise CheckpointError("{path} does not exist", path=folder / weights.WEIGHTS, hint=weights.NAME_FOLDER)
+    files = [folder / "config.json", folder / TOKENIZER, folder / weights.WEIGHTS]
+    return {f"{name}/{path.name}": path for path in files if path.is_file()}
 
 
 def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
@@ -80,23 +91,6 @@ def _files_of_data(path: Path, *, run: Path) -> dict[str, Path]:
     if not found:
         raise DataError("there is nothing in task.data {path}", path=path, hint="name it as seen from the run file")
     return {f"{DATA}/{name.as_posix()}": path / name for name in found}
-
-
-def offer_whole(config: Config, folder: Path, *, goes_on: bool) -> Offer:
-    """`offer` with the initial weights, for a machine that trains the whole run. `goes_on`: the run resumes from a
-    checkpoint, so the initial weights may be missing. Raises CheckpointError.
-    """
-    without = offer(config, folder)
-    if not config.model.init:
-        return without
-    begins_from = folder / config.model.init
-    held = begins_from / weights.WEIGHTS
-    if not held.is_file() and not goes_on:
-        raise CheckpointError("{path} does not exist", path=held, hint=weights.NAME_FOLDER)
-    files = [begins_from / "config.json", begins_from / TOKENIZER, held]
-    where = RunDir(folder).initial.name
-    found = {f"{where}/{path.name}": (path, file_sha256(path)) for path in files if path.is_file()}
-    return replace(without, files={**without.files, **found})
 
 
 def fetch(connection: Connection, description: RunDescription, *, home: Home, report: Report) -> tuple[Config, Path]:
@@ -125,19 +119,34 @@ def adopt(folder: Path, *, home: Home) -> None:
     ResourceError."""
     with _contents(home) as contents:
         for path in filter(Path.is_file, folder.rglob("*")):
-            _link(path, contents / file_sha256(path))
+            _link(path, contents / BROUGHT / file_sha256(path))
 
 
 def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
-    """Fetch the files that are missing in `folder`, and link them there. Raises as `_download`."""
-    wanted = {folder / file.path: file for file in files if not _is(folder / file.path, file)}
-    if not wanted:
-        return
+    """Fetch the contents that the cache lacks, and link them into `folder`. Raises as `_download`."""
     with _contents(home) as contents:
-        held = {contents / file.sha256: file for file in wanted.values()}
-        _download(connection, {path: file for path, file in held.items() if not _is(path, file)}, report=report)
-        for path, file in wanted.items():
-            _link(contents / file.sha256, path)
+        held = [(_content_of(file, contents), file) for file in files]
+        _download(connection, {content: file for content, file in held if not content.exists()}, report=report)
+        for content, file in held:
+            path = folder / file.path
+            if not path.exists() or not path.samefile(content):
+                _link(content, path)
+
+
+def _content_of(file: OfferedFile, contents: Path) -> Path:
+    """Path of a file's content in the cache. Contents are hashed when they arrive. What a person may have changed since
+    is hashed again: code, which people read there, and files of this machine."""
+    brought, fetched = contents / BROUGHT / file.sha256, contents / file.sha256
+    if _is(brought, file, hashed=True):
+        return brought
+    if not _is(fetched, file, hashed=file.path.startswith(f"{CODE}/")):
+        fetched.unlink(missing_ok=True)
+    return fetched
+
+
+def _is(path: Path, file: OfferedFile, *, hashed: bool) -> bool:
+    is_whole = path.is_file() and path.stat().st_size == file.num_bytes
+    return is_whole and (not hashed or file_sha256(path) == file.sha256)
 
 
 @contextmanager
@@ -155,14 +164,8 @@ def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, re
     if not missing:
         return
     total, received, reported_at = sum(file.num_bytes for file in missing.values()), 0, time.monotonic()
-    several = "fetching {number} files ({megabytes:.1f} MB)"
-    report(
-        Message(
-            several if len(missing) > 1 else "fetching a file ({megabytes:.1f} MB)",
-            number=len(missing),
-            megabytes=total / 1e6,
-        )
-    )
+    template = "fetching {megabytes:.1f} MB (files: {number})"
+    report(Message(template, number=len(missing), megabytes=total / 1e6))
 
     def arrived(num_bytes: int) -> None:
         nonlocal received, reported_at
@@ -173,10 +176,6 @@ def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, re
 
     for content, file in missing.items():
         connection.fetch(file, to=content, arrived=arrived)
-
-
-def _is(path: Path, file: OfferedFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.num_bytes and file_sha256(path) == file.sha256
 
 
 def _link(path: Path, name: Path) -> None:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuadrilla.crew.bundle import offer_whole
+from cuadrilla.crew.bundle import offer
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
@@ -251,13 +251,13 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         task = make_task(config, run.path)
     keep_teachers(config, run, task=task)
     begun = _begun(run)
-    offer = offer_whole(config, run.path, goes_on=any(name != METRICS for name in begun))
+    found = offer(config, run.path, initial=not list_checkpoints(run.checkpoints))
     lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=machine))
     assigned = AssignedJob(
         job=job,
         run=run,
         lock=lock,
-        files={sha256: path for path, sha256 in {**offer.files, **begun}.values()},
+        files={sha256: path for path, sha256 in {**found.files, **begun}.values()},
         keep=config.checkpoint.keep,
         begun_at=newest_listed(run),
     )
@@ -267,7 +267,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
         write_json(run.config, {"values": dump(config), **known}, private=True)
         stack.pop_all()
-    description = RunDescription(config=offer.config, files=offered(offer.files))
+    description = RunDescription(config=found.config, files=offered(found.files))
     return assigned, Assignment(job=job, run=description, begun=offered(begun))
 
 
