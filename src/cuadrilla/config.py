@@ -358,7 +358,7 @@ class DimensionSection(Section):
             raise ValueError(Message("low {low} is not below high {high}", low=self.low, high=self.high))
         if self.log and (self.low <= 0 or self.step):
             raise ValueError(Message("log needs a low above 0, and no step"))
-        if self.step > self.high - self.low or (self.is_whole and self.step != int(self.step)):
+        if self.step and (round((self.high - self.low) / self.step, 9) % 1 or (self.is_whole and self.step % 1)):
             raise ValueError(Message("step {step} does not fit from low to high", step=self.step))
         return self
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from cuadrilla.crew.island import choose_backend, require_alike
-from cuadrilla.crew.run import require_one_worker
+from cuadrilla.crew.run import all_ranks
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
 from cuadrilla.link.base import Hello, Stop
@@ -77,9 +77,8 @@ def test_ranks_that_differ_are_named_with_both_values():
 
 
 def test_an_island_is_one_worker():
-    require_one_worker(resolve(RUN_FILE).config.engine, PLACE)
     with pytest.raises(ConfigError, match="torchrun has started 2 ranks"):
-        require_one_worker(resolve(RUN_FILE, sets=['engine.kind="crew"']).config.engine, PLACE)
+        all_ranks(PLACE, engine=resolve(RUN_FILE, sets=['engine.kind="crew"']).config.engine)
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def test_a_grid_has_each_combination_once() -> None:
         ("optim.lr = {low = 0.1, high = 200.0}", "tune.space.optim.lr: 200.0 cannot be tried"),
         ("model.width = {choices = [128, 130]}", "130 cannot be tried: run.toml: model: width 130 is not divisible"),
         ("model.layers = {low = 1, high = 8, step = 1.5}", "step 1.5 does not fit"),
+        ("optim.lr = {low = 0.2, high = 0.85, step = 0.2}", "step 0.2 does not fit"),
         ("engine.kind = {choices = [\"crew\"]}", "not what a search chooses"),
         ("optim.lr = 0.1", "optim.lr: should be a table"),
         ("optim.lr = {low = 0.1, hihg = 0.2}", "unknown key tune.space.optim.lr.hihg"),

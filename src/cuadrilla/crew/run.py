@@ -63,8 +63,7 @@ def train_run(
     engine = resolved.config.engine
     with ExitStack() as stack:
         place = find_place()
-        require_one_worker(engine, place)
-        island = stack.enter_context(all_ranks(place))
+        island = stack.enter_context(all_ranks(place, engine=engine))
         if island is not None and not island.place.leads:
             from cuadrilla.crew.island import follow
             from cuadrilla.train.runtime import Outcome
@@ -108,23 +107,22 @@ def train_run(
                     return run_crew(context, folder, opening=opening or Opening())
 
 
-def all_ranks(place: Place | None) -> "AbstractContextManager[Island | None]":
-    """The island of all ranks, if torchrun has started several; else None."""
+def all_ranks(
+    place: Place | None, *, engine: LocalEngine | CrewEngine | None = None
+) -> "AbstractContextManager[Island | None]":
+    """The island of all ranks, if torchrun has started several; else None. `engine`: of the run, if these ranks are to
+    coordinate it. Raises ConfigError for a run that several ranks cannot train as one worker."""
     if place is None:
         return nullcontext()
-    from cuadrilla.crew.island import joined
-
-    return joined(place)
-
-
-def require_one_worker(engine: LocalEngine | CrewEngine, place: Place | None) -> None:
-    """Raises ConfigError for a run that several ranks cannot train as one worker."""
-    if place is not None and not isinstance(engine, LocalEngine):
+    if isinstance(engine, CrewEngine):
         raise ConfigError(
             "torchrun has started {ranks} ranks, which are one worker together, and this run asks for others",
             ranks=place.num_ranks,
             hint='leave engine.kind at "local", or start it without torchrun',
         )
+    from cuadrilla.crew.island import joined
+
+    return joined(place)
 
 
 def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Callable[[str], None]) -> None:

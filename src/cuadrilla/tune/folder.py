@@ -64,8 +64,9 @@ class SearchFolder:
 
     def make_trial(self, job: str, values: Values) -> RunDir:
         """Make a trial's run directory with its run file, unless it exists. Raises as `settled`."""
-        run, (config, _) = self.run(job), self.settled(values)
+        run = self.run(job)
         if not run.run_file.exists():
+            config, _ = self.settled(values)
             make_private(run.path)
             write_atomic(run.run_file, to_toml(config), private=True)
         return run

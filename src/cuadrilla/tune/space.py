@@ -96,18 +96,9 @@ def _is_kind(key: str) -> bool:
 
 
 def _ends(dimension: DimensionSection) -> tuple[int | float, int | float]:
-    """The lowest value, and the highest that steps reach: Optuna warns if steps do not end at the given bound."""
     assert dimension.low is not None
     assert dimension.high is not None
-    low, high, step = dimension.low, dimension.high, dimension.step
-    return low, _value(dimension, int((high - low) / step + 1e-9)) if step else high
-
-
-def _value(dimension: DimensionSection, number: int) -> int | float:
-    """The value `number` steps above the lowest."""
-    assert dimension.low is not None
-    value = dimension.low + number * (dimension.step or 1)
-    return int(value) if dimension.is_whole else float(f"{value:.12g}")
+    return dimension.low, dimension.high
 
 
 def _suggested(trial: "Trial", key: str, dimension: DimensionSection) -> Scalar:
@@ -123,9 +114,9 @@ def _suggested(trial: "Trial", key: str, dimension: DimensionSection) -> Scalar:
 def _points(key: str, dimension: DimensionSection) -> Sequence[Scalar]:
     if dimension.choices:
         return dimension.choices
-    if dimension.step or (dimension.is_whole and not dimension.log):
-        low, high = _ends(dimension)
-        count = round((high - low) / (dimension.step or 1)) + 1
-        return [_value(dimension, number) for number in range(min(count, MAX_COMBINATIONS + 1))]
-    hint = 'add a step, or sampler = "random"'
-    raise ConfigError("tune.space.{key}: a grid needs choices, or a step", key=key, hint=hint)
+    (low, high), step = _ends(dimension), dimension.step or (1 if dimension.is_whole else 0)
+    if dimension.log or not step:
+        hint = 'add a step, or sampler = "random"'
+        raise ConfigError("tune.space.{key}: a grid needs choices, or a step", key=key, hint=hint)
+    points = [low + number * step for number in range(min(round((high - low) / step), MAX_COMBINATIONS) + 1)]
+    return [int(point) if dimension.is_whole else float(f"{point:.12g}") for point in points]
