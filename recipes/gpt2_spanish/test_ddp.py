@@ -27,7 +27,7 @@ def main() -> None:
         )
     with joined(place) as island:
         island.take_device("auto")
-        island.open_group({}, backend=args.backend)
+        island.choose_backend(asked=args.backend)
         backend, reason = island.backend
         number = torch.tensor([place.rank + 1.0], device=island.device if backend == "nccl" else "cpu")
         dist.all_reduce(number)

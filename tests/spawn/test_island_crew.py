@@ -35,7 +35,7 @@ def test_two_ranks_and_a_machine_train_what_one_worker_trains(machine: Machines,
     down(here, crew)
     said = ended(together)
     assert single.wait(timeout=150) == 0
-    assert "one worker of 2 ranks on one machine, gloo (not every rank has a CUDA device)" in said
+    assert "one worker of 2 ranks, gloo (not every rank has a CUDA device of its own)" in said
     assert "back at work" in said
     assert said.count("done       the run was stopped by SIGTERM") == 1
     assert any({"island", "other"} <= {*row.get("shares", ())} for row in last_rows(run.metrics))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cuadrilla.crew.island import choose_backend, require_alike
+from cuadrilla.crew.island import backend_for, require_alike
 from cuadrilla.crew.run import all_ranks
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place, find_place
@@ -54,19 +54,19 @@ def test_units_are_dealt_as_evenly_as_they_can_be(num_units, num_ranks, sizes):
     ("cards", "name", "reason"),
     [
         (["a", "b"], "nccl", "of its own"),
-        (["a", "b", "a"], "gloo", "ranks 0, 2 share a card"),
+        (["a", "b", "a"], "gloo", "not every rank has a CUDA device of its own"),
         (["a", ""], "gloo", "not every rank"),
         (["", ""], "gloo", "not every rank"),
     ],
 )
 def test_nccl_needs_a_card_for_each_rank(cards, name, reason):
-    chosen, why = choose_backend(cards)
+    chosen, why = backend_for(cards)
     assert chosen == name
     assert reason in why
-    assert choose_backend(cards, asked="gloo")[0] == "gloo"
+    assert backend_for(cards, asked="gloo")[0] == "gloo"
     if name == "gloo":
         with pytest.raises(EnvironmentProblem, match=reason):
-            choose_backend(cards, asked="nccl")
+            backend_for(cards, asked="nccl")
 
 
 def test_ranks_that_differ_are_named_with_both_values():

@@ -5,21 +5,18 @@ run needs. The other ranks bring their device and the data. They write nothing a
 
 Invariants
 * All ranks have the settings of rank 0's run file. Only paths, device and threads are each rank's own.
-* In torch's own store rank 0 writes what is trained, and where. Then each rank writes the facts that must be equal
-  (system, data, program), or why it cannot take part. A rank that differs is named before any tensor moves, and the
-  others do not wait for it.
-* When a rank dies, all others end. torchrun starts them again (`--max-restarts`), and the run goes on from its newest
-  checkpoint. When the connection to a crew breaks, only the session ends: all ranks keep their model and data.
+* The ranks form their group first, over Gloo, if all have the same system. Then they compare what else must be equal
+  (data, program). A rank that differs is named before any tensor moves.
+* When a rank dies or fails, all others end. torchrun starts them again (`--max-restarts`), and the run goes on from its
+  newest checkpoint. When the connection to a crew breaks, only the session ends: all ranks keep their model and data.
 """
 
 import dataclasses
 import hashlib
 import json
-import math
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # exported without saying so
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.config import Config
 from cuadrilla.crew.equipment import equip, num_cores
 from cuadrilla.crew.local import run_local
-from cuadrilla.errors import ConfigError, CuadrillaError, EnvironmentProblem, LinkError
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.island import IslandLink, broadcast_bytes, first_line
+from cuadrilla.link.island import IslandLink, broadcast_bytes, first_line, gathered
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
@@ -51,7 +48,6 @@ from cuadrilla.train.setup import Equipment, RunContext
 PATIENCE = timedelta(minutes=10)
 """Time for which ranks wait for each other: people start torchrun on one machine after the other, and rank 0 evaluates.
 If the process of a rank ends, Gloo or NCCL notices at once."""
-RUN, ALIKE = "run", "alike"
 
 Facts = Mapping[str, Any]
 Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
@@ -59,34 +55,24 @@ Stopping = Callable[[Callable[[str], None]], AbstractContextManager[None]]
 
 
 class Island:
-    """A rank's view of the island. `device`: the rank's own. `cores`: the rank's part of this machine's cores."""
+    """A rank's view of the island, whose group is open. `device`: the rank's own. `cores`: the rank's part of this
+    machine's cores."""
 
-    def __init__(self, place: Place, store: Store) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
         self.device = torch.device("cpu")
         self.cores = max(1, num_cores() // place.ranks_here)
         self.backend = ("", "")
-        self._store = store
         self._parameters = Layout(())
 
     def __str__(self) -> str:
-        (backend, reason), machines = self.backend, math.ceil(self.place.num_ranks / self.place.ranks_here)
-        return Message(
-            "{ranks} ranks on {machines} machines, {backend}"
-            if machines > 1
-            else "{ranks} ranks on one machine, {backend}",
-            ranks=self.place.num_ranks,
-            machines=machines,
-            backend=Message("{backend} ({reason})", backend=backend, reason=reason),
-        )
+        (backend, reason), ranks = self.backend, self.place.num_ranks
+        return Message("{ranks} ranks, {backend} ({reason})", ranks=ranks, backend=backend, reason=reason)
 
-    def start(self, config: Config, folder: Path = Path()) -> None:
-        """At rank 0: send the others the settings of the run, and the folder to which its paths are relative."""
-        self._store.set(RUN, json.dumps({"config": dump(config), "folder": str(folder)}))
-
-    def run(self) -> tuple[Config, Path]:
-        """The settings and the folder that rank 0 has sent. Raises EnvironmentProblem."""
-        (said,) = self._read([RUN])
+    def share(self, config: Config | None = None, folder: Path = Path()) -> tuple[Config, Path]:
+        """The run's settings, and the folder to which its paths are relative. Rank 0 passes them in; all get them."""
+        mine = None if config is None else json.dumps({"config": dump(config), "folder": str(folder)}).encode()
+        said = json.loads(broadcast_bytes(mine))
         return load_dumped(json.dumps(said["config"])), Path(said["folder"])
 
     def take_device(self, requested: str) -> None:
@@ -99,18 +85,16 @@ class Island:
             self.device = choose_device(requested)
 
     def equip(self, config: Config, folder: Path, *, threads: int = 0, speed: float = 1.0) -> Equipment:
-        """Load model and data on this rank's device and form the group; called at every rank. `threads` 0: as many as
-        `cores`. Raises as `form`."""
+        """Load model and data on this rank's device and compare them; called at every rank. `threads` 0: as many as
+        `cores`. Raises as `compare`."""
         self.take_device(config.train.device)
         made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
-        self.form(config, made.task, made.model, parameters=made.parameters[0])
+        self.compare(config, made.task, made.model, parameters=made.parameters[0])
         return made
 
-    def form(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
-        """Open the process group, if all ranks have the same data and program. `parameters`: layout of a version.
-
-        Raises EnvironmentProblem, and at every rank a ConfigError that names the rank which differs.
-        """
+    def compare(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
+        """Check that all ranks have the same data and program. `parameters`: layout of a version. Raises at every rank
+        a ConfigError that names the rank which differs."""
         if config.sync.kind != "exact":
             raise ConfigError(
                 "ranks can be one worker only where every step is exact; this run may train in windows",
@@ -122,24 +106,15 @@ class Island:
             **code_fingerprint(task, model),
             **({**environment(self.device), "threads": str(config.train.threads)} if config.sync.strict else {}),
         }
+        require_alike(gathered(mine))
         self._parameters = parameters
-        self.open_group(mine)
+        self.choose_backend()
 
-    def open_group(self, facts: Facts, *, backend: str = "auto") -> None:
-        """Open the process group, if all ranks have the same `facts`. Call `take_device` first. Raises as `form`."""
+    def choose_backend(self, *, asked: str = "auto") -> None:
+        """Choose how tensors travel. Call `take_device` first. Raises as `backend_for`."""
         is_nccl = self.device.type == "cuda" and dist.is_nccl_available()
         card = str(torch.cuda.get_device_properties(self.device).uuid) if is_nccl else ""
-        self._say({"facts": {"system": platform.system(), **facts}, "card": card})
-        ranks = self._read([f"{ALIKE}/{rank}" for rank in range(self.place.num_ranks)])
-        require_alike([rank["facts"] for rank in ranks])
-        self.backend = choose_backend([rank["card"] for rank in ranks], asked=backend)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.backend[0] == "nccl" else "gloo",
-            store=PrefixStore("group", self._store),
-            rank=self.place.rank,
-            world_size=self.place.num_ranks,
-            timeout=PATIENCE,
-        )
+        self.backend = backend_for(gathered(card), asked=asked)
 
     def link(self, *, inner: Link | None = None, asked_to_stop: Callable[[], None] = lambda: None) -> IslandLink:
         """This rank's link for one session. The group must be formed."""
@@ -156,67 +131,53 @@ class Island:
         dist.all_reduce(torch.zeros(1))
         return said
 
-    def cannot(self, error: BaseException) -> None:
-        """Write why this rank cannot take part, for the ranks that wait for it. The store may have gone."""
-        reason = error.message if isinstance(error, CuadrillaError) else f"{type(error).__name__}: {error}"
-        with suppress(RuntimeError):
-            self._say({"error": reason})
-
-    def _say(self, facts: Facts) -> None:
-        self._store.set(f"{ALIKE}/{self.place.rank}", json.dumps(facts))
-
-    def _read(self, keys: list[str]) -> list[Facts]:
-        """Read what ranks have written. Raises EnvironmentProblem if one cannot take part or does not come."""
-        try:
-            self._store.wait(keys, PATIENCE)
-            found = [json.loads(self._store.get(key)) for key in keys]
-        except RuntimeError as error:
-            raise EnvironmentProblem(
-                "the other ranks did not all come: {reason}",
-                reason=first_line(error),
-                hint="start torchrun on every machine, with the same address, port and number of machines",
-            ) from error
-        for rank, theirs in enumerate(found):
-            if "error" in theirs:
-                problem = "rank {rank} cannot take part: {reason}"
-                raise EnvironmentProblem(problem, rank=rank, reason=theirs["error"], hint="see what that machine says")
-        return found
-
 
 @contextmanager
 def joined(place: Place) -> Iterator[Island]:
-    """The island of this rank, until the end of the block. Raises LinkError if rank 0 cannot be reached."""
+    """The island of this rank, until the end of the block. Raises LinkError if another rank cannot be reached or fails,
+    ConfigError if one has another system."""
     try:
-        store, *_ = next(rendezvous("env://", timeout=PATIENCE))
+        _form_group(place)
     except (RuntimeError, ValueError) as error:
         raise LinkError(
             "rank {rank} cannot reach the other ranks at MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,
             reason=first_line(error),
-            hint="start rank 0 first, let its port through that machine's firewall, or take another MASTER_PORT",
+            hint="start torchrun on every machine, with the same address, port and number of machines, rank 0 first; "
+            "let its port through that machine's firewall, or take another MASTER_PORT",
         ) from error
-    store.set_timeout(PATIENCE)
-    island = Island(place, PrefixStore(f"cuadrilla/{place.attempt}", store))
     try:
-        yield island
-    except BaseException as error:
-        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise LinkError(
-                "the connection between the ranks broke: {reason}",
-                reason=first_line(error),
-                hint="see what the other ranks say; the same command goes on from the newest checkpoint; "
-                "torchrun --max-restarts does it by itself",
-            ) from error
-        island.cannot(error)
-        raise
+        yield Island(place)
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LinkError(
+            "the connection between the ranks broke: {reason}",
+            reason=first_line(error),
+            hint="see what the other ranks say; the same command goes on from the newest checkpoint; "
+            "torchrun --max-restarts does it by itself",
+        ) from error
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.destroy_process_group()
+
+
+def _form_group(place: Place) -> None:
+    """Gloo cannot connect different systems, so these are compared before. Raises ConfigError, RuntimeError."""
+    store, *_ = next(rendezvous("env://", timeout=PATIENCE))
+    store.set_timeout(PATIENCE)
+    store = PrefixStore(f"cuadrilla/{place.attempt}", store)
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    store.set(str(place.rank), json.dumps({"system": platform.system(), "nccl": has_nccl}))
+    ranks = [json.loads(store.get(str(rank))) for rank in range(place.num_ranks)]
+    require_alike([{"system": rank["system"]} for rank in ranks])
+    backend = "cpu:gloo,cuda:nccl" if all(rank["nccl"] for rank in ranks) else "gloo"
+    group = PrefixStore("group", store)
+    dist.init_process_group(backend, store=group, rank=place.rank, world_size=place.num_ranks, timeout=PATIENCE)
 
 
 def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) -> Outcome:
     """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail."""
-    island.form(context.config, context.task, context.model, parameters=context.parameters[0])
+    island.compare(context.config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     links: list[IslandLink] = []
@@ -245,9 +206,9 @@ def follow(
     """At any other rank: work until rank 0 says that the run has ended; return the outcome that rank 0 sends.
 
     `own`: this rank's settings, and the folder to which their paths are relative; None: those of rank 0, on the same
-    machine. Raises EnvironmentProblem, ConfigError.
+    machine. Raises ConfigError, DeviceError.
     """
-    config, folder = island.run()
+    config, folder = island.share()
     if own is not None:
         mine, folder = own
         train = config.train.model_copy(update={"device": mine.train.device, "threads": mine.train.threads})
@@ -259,17 +220,13 @@ def follow(
     return island.end()
 
 
-def choose_backend(cards: Sequence[str], *, asked: str = "auto") -> tuple[str, str]:
-    """Backend of the process group, and why. `cards`: the card of each rank, "" where NCCL cannot be used. Raises
+def backend_for(cards: Sequence[str], *, asked: str = "auto") -> tuple[str, str]:
+    """Backend for tensors, and why. `cards`: the card of each rank, "" where NCCL cannot be used. Raises
     EnvironmentProblem if the backend that was `asked` for cannot be used."""
-    shared = next((card for card, count in Counter(cards).items() if card and count > 1), "")
-    if not all(cards):
-        found = "gloo", Message("not every rank has a CUDA device")
-    elif shared:
-        ranks = ", ".join(str(rank) for rank, card in enumerate(cards) if card == shared)
-        found = "gloo", Message("ranks {ranks} share a card, and NCCL wants one for each", ranks=ranks)
-    else:
+    if all(cards) and len(set(cards)) == len(cards):
         found = "nccl", Message("each rank has a CUDA device of its own")
+    else:
+        found = "gloo", Message("not every rank has a CUDA device of its own")
     if asked == "nccl" != found[0]:
         hint = "one process for each card, or --backend gloo"
         raise EnvironmentProblem("nccl cannot be used: {reason}", reason=found[1], hint=hint)

@@ -82,7 +82,7 @@ def train_run(
         task = make_task(config, folder.path)
         keep_teachers(config, folder, task=task)
         if island is not None:
-            island.start(config)
+            island.share(config)
             island.take_device(config.train.device)
         sinks: list[Sink] = [stack.enter_context(closing(JsonlSink(folder.metrics)))]
         context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)

@@ -166,7 +166,7 @@ class _Worker:
     def _equip(self, config: Config, folder: Path) -> Equipment:
         threads, speed = self._use.threads, self._shape.speed
         if self._island is not None:
-            self._island.start(config, folder)
+            self._island.share(config, folder)
             equipment = self._island.equip(config, folder, threads=threads, speed=speed)
             log.info("one worker of %s", self._island, extra=TALK)
             return equipment

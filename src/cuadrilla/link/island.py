@@ -17,9 +17,11 @@ other ranks get a Stop then, too, that lets them start again with a new `IslandL
 Messages are encoded as on the wire (`wire.py`), never pickled.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -121,13 +123,22 @@ class IslandLink:
         return sums
 
 
-def broadcast_bytes(text: bytes | None) -> bytes:
-    """Broadcast bytes from rank 0. The other ranks pass None."""
+def broadcast_bytes(text: bytes | None, *, src: int = 0) -> bytes:
+    """Broadcast bytes from one rank. The other ranks pass None."""
     length = torch.tensor(len(text or b""))
-    dist.broadcast(length, src=0)
+    dist.broadcast(length, src=src)
     said = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(said, src=0)
+    dist.broadcast(said, src=src)
     return said.numpy().tobytes()
+
+
+def gathered(value: Any) -> list[Any]:
+    """The values of all ranks, of which each passes in its own. JSON."""
+    text = json.dumps(value).encode()
+    return [
+        json.loads(broadcast_bytes(text if rank == dist.get_rank() else None, src=rank))
+        for rank in range(dist.get_world_size())
+    ]
 
 
 def first_line(error: Exception) -> str:
