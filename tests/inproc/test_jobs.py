@@ -98,7 +98,7 @@ class Jobs:
 
     def gives(self, job: str, machine: Machine) -> Assignment:
         """Assign a job to a machine, as soon as that machine is free."""
-        self.until(lambda: machine.name in self.executor.free)
+        self.until(lambda: self.executor.places.get(machine.name) == "")
         run = self.run(job)
         if not run.run_file.exists():
             write_run(run)
@@ -178,7 +178,7 @@ def test_how_a_job_ends(crew: Jobs, ended: str, found: dict[str, Any]) -> None:
     crew.gives("0000-0", ana)
     ana.session.call(JobNews(job="0000-0", ended=ended, reason="no memory"))
     assert crew.ends() == Ended(job="0000-0", place="ana", seconds=ANY, **found)
-    assert crew.executor.free == ["ana"]
+    assert crew.executor.places == {"ana": ""}
 
 
 def test_files_and_rows_of_a_job_come_from_the_machine_that_has_it(crew: Jobs, trained: RunDir) -> None:
@@ -191,4 +191,4 @@ def test_files_and_rows_of_a_job_come_from_the_machine_that_has_it(crew: Jobs, t
     ana.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 1.0}\n'))
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
-    assert (crew.versions("0000-0"), list(crew.executor.busy)) == ([], ["ana"])
+    assert (crew.versions("0000-0"), crew.executor.places) == ([], {"ana": "0000-0", "luis": ""})

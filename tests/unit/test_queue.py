@@ -21,23 +21,19 @@ class Hands:
     """An executor whose machines do what a test wants. Runs in `refuses` cannot be started."""
 
     def __init__(self, *places: str, refuses: Sequence[str] = ()) -> None:
-        self.places = dict.fromkeys(places, "cpu")
-        self.busy: dict[str, str] = {}
+        self.places = dict.fromkeys(places, "")
         self.refuses = refuses
         self.preempted: list[str] = []
         self._ended: list[Ended] = []
 
-    @property
-    def free(self) -> list[str]:
-        return [place for place in self.places if place not in self.busy]
-
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         if run.path.name in self.refuses:
             raise ConfigError("it cannot be read", hint="write it anew")
-        self.busy[place] = job
+        self.places[place] = job
 
     def end(self, place: str, **how: Any) -> None:
-        self._ended.append(Ended(job=self.busy.pop(place), place=place, **how))
+        self._ended.append(Ended(job=self.places[place], place=place, **how))
+        self.places[place] = ""
 
     def poll(self) -> list[Ended]:
         ended, self._ended = self._ended, []
@@ -58,7 +54,7 @@ class Rounds(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._deeds:
-            self.hands.busy.clear()
+            self.hands.places.clear()
             return True
         self._deeds.pop(0)()
         return False

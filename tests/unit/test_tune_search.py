@@ -44,7 +44,7 @@ def carried_out(search: Search, *, places: int = 1, until: int = 10**6, chance: 
     trials fail."""
     running: list[str] = []
     while until > 0:
-        while len(running) < places and (job := search.next_job("ana", "cpu")) is not None:
+        while len(running) < places and (job := search.next_job()) is not None:
             running.append(job)
         if not running:
             assert search.is_done
@@ -74,7 +74,7 @@ def test_any_machines_in_any_order_with_a_break_try_the_same(seed: int, places: 
 def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Path) -> None:
     search = search_of(section_of(trials=6, prune=True), folder=tmp_path)
     for number in range(6):
-        job = search.next_job("ana", "cpu")
+        job = search.next_job()
         assert job is not None
         run = search.folder.run(job)
         run.path.mkdir()
@@ -105,7 +105,7 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch: pytest.Mon
 
 def test_the_highest_is_best_where_that_is_wanted() -> None:
     search = search_of(section_of(maximize=True, trials=8))
-    while (job := search.next_job("ana", "cpu")) is not None:
+    while (job := search.next_job()) is not None:
         finish(search, job, search.trial(job).params["optim.lr"])
     assert search.best is not None
     assert search.best.params["optim.lr"] == max(trial.params["optim.lr"] for trial in search.trials)

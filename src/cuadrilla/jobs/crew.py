@@ -28,7 +28,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, ToCoordinator, offered
-from cuadrilla.link.jobs import DEVICE, METRICS, Assignment, CheckpointFile, JobNews, Recall
+from cuadrilla.link.jobs import METRICS, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.server import CrewServer
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -87,7 +87,6 @@ class AssignedJob:
 class _Machine:
     """A worker that has joined."""
 
-    device: str
     assigned: AssignedJob | None = None
 
 
@@ -109,15 +108,8 @@ class CrewExecutor:
 
     @property
     def places(self) -> dict[str, str]:
-        return {name: self._machines[name].device for name in sorted(self._machines)}
-
-    @property
-    def free(self) -> list[str]:
-        return [name for name in self.places if name not in self.busy]
-
-    @property
-    def busy(self) -> dict[str, str]:
-        return {name: assigned.job for name, assigned in self._assigned().items()}
+        assigned = self._assigned()
+        return {name: assigned[name].job if name in assigned else "" for name in sorted(self._machines)}
 
     def _assigned(self) -> dict[str, AssignedJob]:
         return {name: each.assigned for name, each in list(self._machines.items()) if each.assigned is not None}
@@ -152,7 +144,7 @@ class CrewExecutor:
     def receive(self, worker: str, message: ToCoordinator | NodeReport | JobNews) -> None:
         match message:
             case Hello():
-                self._heard.put(lambda: self._join(worker, device=message.environment.get(DEVICE, "")))
+                self._heard.put(lambda: self._join(worker))
             case Goodbye():
                 self._heard.put(lambda: self._gone(worker, message.reason))
             case NodeReport():
@@ -181,9 +173,9 @@ class CrewExecutor:
 
     # -- in the executor's thread --------------------------------------------------------------------------------------
 
-    def _join(self, worker: str, *, device: str) -> None:
+    def _join(self, worker: str) -> None:
         self._gone(worker, Message("it has joined anew"))
-        self._machines[worker] = _Machine(device=device)
+        self._machines[worker] = _Machine()
         append_event(self._run.events, "joined", worker=worker)
 
     def _gone(self, worker: str, reason: str) -> None:

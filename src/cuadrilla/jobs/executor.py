@@ -40,14 +40,7 @@ class Executor(Protocol):
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Kind of device (cuda, cpu, ...; "" if not known) of each place, by its name."""
-
-    @property
-    def free(self) -> list[str]: ...
-
-    @property
-    def busy(self) -> dict[str, str]:
-        """The job of each place that has one."""
+        """The job of each place, by the place's name; "" where it is free."""
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Start a job at a free place. Raises CuadrillaError."""
@@ -69,7 +62,7 @@ class JobSource(Protocol):
     def is_done(self) -> bool:
         """Whether nothing is left to do, and nothing more will come."""
 
-    def next_job(self, place: str, device: str, /) -> str | None:
+    def next_job(self) -> str | None:
         """The job that a free place should do now; None if there is none."""
 
     def run_of(self, job: str) -> RunDir:
@@ -83,13 +76,14 @@ class JobSource(Protocol):
         """Jobs that are to be saved and given back."""
 
 
+def running(executors: Sequence[Executor]) -> list[str]:
+    return [job for executor in executors for job in executor.places.values() if job]
+
+
 def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.Event) -> None:
     """Start jobs at free places until all are done, or until `stop` is set; then running jobs are saved. Raises
     LinkError, ResourceError, and what `work` raises."""
     losses: dict[str, Deaths] = {}
-
-    def is_busy() -> bool:
-        return any(executor.busy for executor in executors)
 
     def take_back() -> None:
         for ended in (ended for executor in executors for ended in executor.poll()):
@@ -107,20 +101,20 @@ def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.
         take_back()
         preempt(work.unwanted())
         for executor in executors:
-            for place in executor.free:
+            for place in [name for name, job in executor.places.items() if not job]:
                 _begin(work, executor, place, losses)
-        if work.is_done and not is_busy():
+        if work.is_done and not running(executors):
             return
-    preempt([job for executor in executors for job in executor.busy.values()])
+    preempt(running(executors))
     deadline = time.monotonic() + STOP_SECONDS
-    while is_busy() and time.monotonic() < deadline:
+    while running(executors) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         take_back()
 
 
 def _begin(work: JobSource, executor: Executor, place: str, losses: dict[str, Deaths]) -> None:
     """Start the next job for a free place; a job that cannot be started has ended. Raises LinkError."""
-    while (job := work.next_job(place, executor.places[place])) is not None:
+    while (job := work.next_job()) is not None:
         try:
             run = work.run_of(job)
             executor.start(job, run, place=place)

@@ -46,15 +46,7 @@ class LocalExecutor:
 
     @property
     def places(self) -> dict[str, str]:
-        return {name: (use.device or "cpu").partition(":")[0] for name, use in self._uses.items()}
-
-    @property
-    def free(self) -> list[str]:
-        return [name for name in self._uses if name not in self._begun]
-
-    @property
-    def busy(self) -> dict[str, str]:
-        return {name: begun.job for name, begun in self._begun.items()}
+        return {name: self._begun[name].job if name in self._begun else "" for name in self._uses}
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises ResourceError."""

@@ -33,7 +33,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
-from cuadrilla.link.jobs import COMPLETE, DEVICE, FAILED, GIVEN_BACK, LOST, Assignment, CheckpointFile, JobNews, Recall
+from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
@@ -41,7 +41,6 @@ from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import FILES, MANIFEST, best_version, list_checkpoints, version_of
-from cuadrilla.version import __version__
 
 LOOK_SECONDS = 0.25
 NEWS_SECONDS = 2.0
@@ -110,8 +109,7 @@ class JobWorker:
         return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
 
     def _work(self, connection: Connection, session: GrpcLink) -> Stop:
-        device = (self._use.device or "cpu").partition(":")[0]
-        session.call(Hello(speed_hint=1.0, environment={"cuadrilla": __version__, DEVICE: device}))
+        session.call(Hello(speed_hint=1.0))
         beside = partial(reporting, facts=machine_facts(), round_trip=session.round_trip, lines=self._lines)
         try:
             with beside(session.call, policy=self._node.idle_policy, leave=self._hold):
@@ -220,8 +218,7 @@ class JobWorker:
         """Clear the job away: it has ended, or goes on elsewhere."""
         if self._doing is None:
             return
-        if self._executor.busy:
-            self._executor.close()
+        self._executor.close()
         shutil.rmtree(self._doing.run.path, ignore_errors=True)
         self._doing = None
 

@@ -63,7 +63,7 @@ class RunQueue:
     def is_done(self) -> bool:
         return all(run.state in (COMPLETE, FAILED) for run in self._runs.values())
 
-    def next_job(self, _place: str, _device: str) -> str | None:
+    def next_job(self) -> str | None:
         return next((job for job, run in self._runs.items() if run.state == WAITING), None)
 
     def run_of(self, job: str) -> RunDir:

@@ -15,8 +15,6 @@ from cuadrilla.link.base import Count, OfferedFile, RunDescription, Text
 
 COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
-DEVICE = "device"
-"""Key in the environment of a Hello: the kind of the device that will train jobs."""
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """The names of jobs on the link, and in file names."""
 CHECKPOINT_PATH = re.compile(

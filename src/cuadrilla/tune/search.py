@@ -132,7 +132,7 @@ class Search:
     def is_done(self) -> bool:
         return len(self.ended_trials) >= self.num_trials
 
-    def next_job(self, _place: str, _device: str) -> str | None:
+    def next_job(self) -> str | None:
         """It counts as running from then on."""
         trials = self.trials
         left = [trial for trial in trials if not trial.state.is_finished() and job_of(trial) not in self._running]
