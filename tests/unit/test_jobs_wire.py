@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuadrilla.config import Config
+from cuadrilla.crew import bundle
+from cuadrilla.crew.bundle import fetch_run
 from cuadrilla.errors import ConfigError, LinkError
+from cuadrilla.home import Home
 from cuadrilla.jobs.node import settings_here
 from cuadrilla.link import wire
-from cuadrilla.link.base import Refused
-from cuadrilla.link.jobs import COMPLETE, FAILED, JOB_NAME, Assignment, CheckpointFile, JobNews, Recall
+from cuadrilla.link.base import RunDescription
+from cuadrilla.link.jobs import JOB_NAME, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.printable import one_line
+from cuadrilla.rundir import RunDir
 from cuadrilla.runfile import dump, load_dumped, resolve
 
 NAMES = st.one_of(
@@ -27,8 +32,8 @@ def arrived(kind: type, **fields: Any) -> Any:
     return wire.decode(f"{kind.__name__} {json.dumps(fields)}".encode(), kind)
 
 
-@given(NAMES, st.text(), st.integers(-(2**64), 2**64), st.sampled_from(["", COMPLETE, FAILED, "gone"]), st.text())
-def test_any_news_is_refused_or_harmless(job: str, rows: str, version: int, ended: str, reason: str) -> None:
+@given(NAMES, st.text(), st.integers(-(2**64), 2**64), st.sampled_from([True, False, "gone"]), st.text())
+def test_any_news_is_refused_or_harmless(job: str, rows: str, version: int, ended: bool | str, reason: str) -> None:
     try:
         news = arrived(JobNews, job=job, rows=rows, version=version, ended=ended, reason=reason)
     except LinkError:
@@ -81,37 +86,43 @@ def theirs(*sets: str) -> str:
     return json.dumps(dump(resolve(RUN_FILE, sets=sets).config))
 
 
-def test_a_coordinator_starts_no_program_on_a_node(tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """The run of a job. Its files are fetched into the folder `fetched` beside it."""
+    monkeypatch.setattr(bundle, "fetch", lambda _, told, **_more: (load_dumped(told.config), tmp_path / "fetched"))
+    return RunDir(tmp_path / "run")
+
+
+def fetch_settings(run: RunDir, *sets: str) -> Config:
+    told = RunDescription(config=theirs(*sets))
+    return settings_here(fetch_run(None, told, run, home=Home(run.path), report=print))  # type: ignore[arg-type]
+
+
+def test_a_coordinator_starts_no_program_on_a_node(run: RunDir) -> None:
     """Neither by an alarm, which is a program. It cannot fill the disk with checkpoints, either."""
     alarm = 'alarm.command=["touch", "/tmp/owned"]'
-    hostile = load_dumped(theirs(alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"'))
-    assert hostile.alarm.command
-    here = settings_here(hostile, tmp_path, goes_on=False)
+    here = fetch_settings(run, alarm, 'engine.kind="crew"', 'engine.listen="192.168.1.9:1"')
     assert here.alarm.command == []
     assert here.engine.kind == "local"
     assert here.checkpoint.keep == 2
-    assert here.data.folder == str(tmp_path / "data")
+    assert here.data.folder == str(run.path.parent / "fetched" / "data")
     assert here.train.steps == 8
 
 
-@pytest.mark.parametrize("path", ["/home/ana/private-model", "../other"])
-@pytest.mark.parametrize("setting", ["model.init", "train.teacher"])
-def test_a_coordinator_reads_no_model_of_a_node(tmp_path: Path, setting: str, path: str) -> None:
-    hostile = load_dumped(theirs(f'{setting}="{path}"'))
-    with pytest.raises(Refused, match="does not send"):
-        settings_here(hostile, tmp_path, goes_on=False)
+def test_a_coordinator_reads_no_model_of_a_node(run: RunDir) -> None:
+    """Folders in the run come before the paths in the settings."""
+    fetch_settings(run, 'model.init="/home/ana/private-model"', 'train.teacher="../other"')
+    assert list(run.initial.iterdir()) == list(run.teachers.iterdir()) == []
 
 
-def test_a_teacher_that_was_sent_is_used(tmp_path: Path) -> None:
-    (tmp_path / "teachers" / "0").mkdir(parents=True)
-    assert settings_here(load_dumped(theirs('train.teacher="t"')), tmp_path, goes_on=False).train.teacher == ["t"]
-
-
-def test_a_run_that_begins_elsewhere_goes_on_here_without_the_weights_it_began_with(tmp_path: Path) -> None:
-    settings = load_dumped(theirs('model.init="../mine"'))
-    assert settings_here(settings, tmp_path, goes_on=True).model.init == "../mine", "as its checkpoints have it"
-    (tmp_path / ".initial").mkdir()
-    assert settings_here(settings, tmp_path, goes_on=False).model.init == "../mine"
+def test_models_that_were_sent_are_used(run: RunDir) -> None:
+    sent = RunDir(run.path.parent / "fetched")
+    for folder in (sent.teachers / "0", sent.initial):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    fetch_settings(run)
+    assert (run.teachers / "0" / "config.json").exists()
+    assert (run.initial / "config.json").exists()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"train": {"steps": 1e999}}', '{"alarm": 5}', "9" * 5000])

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,20 @@ def fetch(connection: Connection, description: RunDescription, *, home: Home, re
         _require_trust(code, folder / CODE, home=home)
     _bring(connection, [file for file in files if file not in code], folder, home=home, report=report)
     return (config if code else config.moved(lambda _: DATA)), folder
+
+
+def fetch_run(
+    connection: Connection, description: RunDescription, run: RunDir, *, home: Home, report: Report
+) -> Config:
+    """Fetch a run that this machine is to train by itself. Return its settings for a run file in the folder of `run`,
+    where the models that it begins from are put; data and code stay in the cache. Raises as `fetch`."""
+    config, folder = fetch(connection, description, home=home, report=report)
+    for models in (run.teachers, run.initial):
+        make_private(models)  # else this machine's own model at the path in the settings would be used
+        if (sent := folder / models.name).is_dir():
+            with storage_errors(models):
+                shutil.copytree(sent, models, dirs_exist_ok=True)
+    return config.for_others().moved(lambda path: str(folder / path))
 
 
 def adopt(folder: Path, *, home: Home) -> None:

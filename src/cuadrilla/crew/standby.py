@@ -18,11 +18,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from cuadrilla.crew.bundle import Report, fetch
+from cuadrilla.crew.bundle import Report, fetch_run
 from cuadrilla.crew.node import Node
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
-from cuadrilla.link.base import Download, Follow, Missing, Refused, RunDescription
+from cuadrilla.link.base import Download, Follow, Missing, Refused
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
 from cuadrilla.link.standby import record_name
@@ -109,14 +109,6 @@ class Copy:
         template = "the checkpoint of step {step} is copied; its journal is copied as it grows"
         self._report(Message(template, step=version))
 
-    def fetch_run(self, connection: Connection, run: RunDescription, home: Home) -> None:
-        """Fetch the run's settings, and its data or code into this machine's cache. Raises as `fetch`."""
-        config, folder = fetch(connection, run, home=home, report=self._report)
-        if (teachers := folder / self.run.teachers.name).is_dir():
-            with storage_errors(self.run.teachers):
-                shutil.copytree(teachers, self.run.teachers, dirs_exist_ok=True)
-        write_atomic(self.run.run_file, to_toml(config.moved(lambda path: str(folder / path))))
-
 
 def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
     """Follow the crew's coordinator until this process is stopped. `listen`: where this machine would coordinate.
@@ -134,7 +126,8 @@ def follow(home: Home, crew: Joined, *, listen: str, report: Report) -> None:
             try:
                 described = node.describe(connection)
                 connection.reply(Follow(address=listen), Missing)  # refused now, not after the run's data have arrived
-                copy.fetch_run(connection, described, home)
+                config = fetch_run(connection, described, copy.run, home=home, report=report)
+                write_atomic(copy.run.run_file, to_toml(config), private=True)
                 reported = ""
                 while True:
                     copy.pull(connection)

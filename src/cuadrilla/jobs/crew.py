@@ -6,7 +6,7 @@ since the last checkpoint is lost with it.
 
 Invariants
 * Rows, files and the end of a job are accepted only from the machine that has it. A checkpoint counts when it agrees
-  with its manifest. The checkpoint that a machine began with stays.
+  with its manifest.
 * A machine whose session has ended has lost its job. The link ends that of a silent one.
 """
 
@@ -25,12 +25,10 @@ from cuadrilla.crew.bundle import offer
 from cuadrilla.errors import CheckpointError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
-from cuadrilla.link import jobs
 from cuadrilla.link.address import Address
 from cuadrilla.link.base import Goodbye, Hello, NodeReport, RunDescription, ToCoordinator, offered
 from cuadrilla.link.jobs import METRICS, Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.server import CrewServer
-from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import (
@@ -71,8 +69,6 @@ class AssignedJob:
     """The lock of the run for as long as a machine has it."""
     began: float = field(default_factory=time.monotonic)
     keep: int = 0
-    begun_at: int = 0
-    """The step from which its machine began."""
     files: Mapping[str, Path]
     """Files that its machine may fetch, by hash."""
     preempted: bool = False
@@ -184,7 +180,6 @@ class CrewExecutor:
             return
         append_event(self._run.events, "left", worker=worker, reason=reason)
         if machine.assigned is not None:
-            log.info("%s is gone (%s): %s goes on elsewhere", worker, reason, machine.assigned.job, extra=TALK)
             self._end(worker, lost=True, reason=reason)
         del self._machines[worker]
 
@@ -196,15 +191,8 @@ class CrewExecutor:
         if news.rows:
             append_lines(assigned.run.metrics, news.rows)
             write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
-        match news.ended:
-            case "":
-                return
-            case jobs.GIVEN_BACK:
-                if news.reason:  # why it could not even begin
-                    log.warning("%s gives %s back: %s", worker, assigned.job, news.reason)
-                self._end(worker)
-            case ended:
-                self._end(worker, complete=ended == jobs.COMPLETE, lost=ended == jobs.LOST, reason=news.reason)
+        if news.ended:
+            self._end(worker, complete=news.complete, lost=news.lost, reason=news.reason)
 
     def _adopt(self, worker: str, assigned: AssignedJob, arrived: Path) -> None:
         """Make a checkpoint of which all files have arrived one of the run's, if this machine still has the job."""
@@ -216,8 +204,8 @@ class CrewExecutor:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
-        protect = {assigned.begun_at, best_version(assigned.run, upto=newest_listed(assigned.run))}
-        prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect=protect)
+        best = best_version(assigned.run, upto=newest_listed(assigned.run))
+        prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect={best})
 
     def _end(self, worker: str, *, complete: bool = False, lost: bool = False, reason: str = "") -> None:
         assigned, self._machines[worker].assigned = self._machines[worker].assigned, None
@@ -251,7 +239,6 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
         lock=lock,
         files={sha256: path for path, sha256 in {**found.files, **begun}.values()},
         keep=config.checkpoint.keep,
-        begun_at=newest_listed(run),
     )
     with ExitStack() as stack:
         stack.enter_context(lock)

@@ -19,6 +19,8 @@ from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors
 from cuadrilla.runfile import literal
 
+SAVE_SECONDS = 100.0
+"""A job that is to be given back and has not saved after this time is killed: before STOP_SECONDS are over."""
 SILENT = Message("its process ended without a result")
 STATES = ("complete", "stopped")
 """In `status.json` of a run that has ended in order: stopped by `evaluate.patience` if its process was not asked to."""
@@ -31,7 +33,7 @@ class _Begun:
     job: str
     run: RunDir
     began: float
-    preempted: bool = False
+    preempted_at: float | None = None
 
 
 class LocalExecutor:
@@ -62,18 +64,21 @@ class LocalExecutor:
         self._begun[place] = _Begun(job=job, run=run, began=time.monotonic())
 
     def poll(self) -> list[Ended]:
-        found = []
+        found, now = [], time.monotonic()
+        for place, begun in self._begun.items():
+            if begun.preempted_at is not None and now - begun.preempted_at > SAVE_SECONDS:
+                self._children.alive[place].kill()
         for place, ending in self._children.poll().items():
             begun = self._begun.pop(place)
             complete = ending.code == 0 and read_object(begun.run.status).get("state") in STATES
-            in_order = complete or ending.code in GIVEN_BACK
+            in_order = complete or ending.code in GIVEN_BACK or (begun.preempted_at is not None and ending.code < 0)
             found.append(
                 Ended(
                     job=begun.job,
                     place=place,
                     complete=complete,
                     lost=not in_order and ending.code <= 0,
-                    seconds=time.monotonic() - begun.began,
+                    seconds=now - begun.began,
                     reason="" if in_order else ending.reason if ending.code else SILENT,
                 )
             )
@@ -82,8 +87,8 @@ class LocalExecutor:
     def preempt(self, job: str) -> None:
         pids = self._children.pids()
         for place, begun in self._begun.items():
-            if begun.job == job and place in pids and not begun.preempted:
-                begun.preempted = True
+            if begun.job == job and place in pids and begun.preempted_at is None:
+                begun.preempted_at = time.monotonic()
                 with suppress(ProcessLookupError):
                     os.kill(pids[place], signal.SIGTERM)
 

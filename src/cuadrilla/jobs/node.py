@@ -15,15 +15,14 @@ import logging
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from cuadrilla.config import CheckpointSection, Config, LocalEngine
-from cuadrilla.crew.bundle import fetch, require_work
+from cuadrilla.config import Config, LocalEngine
+from cuadrilla.crew.bundle import fetch_run, require_work
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.crew.worker import in_session, serve_sessions
@@ -33,21 +32,20 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.jobs.local import LocalExecutor
 from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
-from cuadrilla.link.jobs import COMPLETE, FAILED, GIVEN_BACK, LOST, Assignment, CheckpointFile, JobNews, Recall
+from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import TALK
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
-from cuadrilla.train.checkpoint import FILES, MANIFEST, best_version, list_checkpoints, version_of
+from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
 
-LOOK_SECONDS = 0.25
-NEWS_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 NEWS_BYTES = 2**20
-SAVE_SECONDS = 60.0
-"""A job that is wanted back and has not saved after this time is ended."""
 RUNS, PLACE = "runs", "job"
+COMPLETE = {True: "complete", False: "given back"}
+KEPT_CHECKPOINTS = 2
 
 log = logging.getLogger(__name__)
 
@@ -74,17 +72,40 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
 
 
 @dataclass(kw_only=True)
-class _Doing:
-    """The job that this machine does. `name`: the job's."""
+class Outbox:
+    """Sends what is new in a job's run. `read_bytes`: of its metrics.jsonl, `sent`: versions of its checkpoints that
+    the coordinator has."""
 
-    name: str
+    job: str
     run: RunDir
     read_bytes: int = 0
-    """Bytes of its metrics.jsonl that the coordinator has."""
     sent: set[int] = field(default_factory=set)
-    """Versions whose checkpoints the coordinator has."""
-    told_at: float = 0.0
-    preempted_at: float | None = None
+
+    def send(self, session: GrpcLink) -> None:
+        """Send new rows, then new checkpoints, the newest first. Raises LinkError."""
+        for news in self._new_rows():
+            session.call(news)
+        for path in reversed(list_checkpoints(self.run.checkpoints)):
+            if version_of(path) not in self.sent:
+                self._send_checkpoint(path, session)
+                self.sent.add(version_of(path))
+
+    def _send_checkpoint(self, path: Path, session: GrpcLink) -> None:
+        for name in (*FILES, MANIFEST):
+            if not (path / name).exists():  # removed meanwhile, since there are newer ones
+                return
+            session.send(CheckpointFile(job=self.job, path=f"checkpoints/{path.name}/{name}"), file_chunks(path / name))
+
+    def _new_rows(self) -> Iterator[JobNews]:
+        """Rows that have been completely written since the last call."""
+        if not self.run.metrics.exists():
+            return
+        with open(self.run.metrics, "rb") as file:
+            file.seek(self.read_bytes)
+            while lines := [line for line in file.readlines(NEWS_BYTES) if line.endswith(b"\n")]:
+                self.read_bytes += sum(map(len, lines))
+                version = json.loads(lines[-1])["version"]
+                yield JobNews(job=self.job, rows=b"".join(lines).decode(errors="replace"), version=version)
 
 
 class JobWorker:
@@ -93,9 +114,6 @@ class JobWorker:
     def __init__(self, node: Node, use: Use, folder: Path, *, lines: LinesKept, leaving: threading.Event) -> None:
         self._node, self._use, self._folder, self._lines, self._leaving = node, use, folder, lines, leaving
         self._executor = LocalExecutor({PLACE: use}, logs=folder / "logs")
-        self._doing: _Doing | None = None
-        self._held = ""
-        """Why this machine leaves by itself; "" if it stays."""
 
     def work(self) -> str:
         """Do jobs until this machine leaves or the coordinator has no more; return why it ended."""
@@ -105,149 +123,75 @@ class JobWorker:
     def _serve(self, connection: Connection) -> Stop:
         """Hold a session; return its Stop. Raises LinkError when it breaks."""
         require_work(self._node.describe(connection), jobs=True)
-        self._held = ""
         return in_session(connection, self._node, parameters=(), work=partial(self._work, connection))
 
     def _work(self, connection: Connection, session: GrpcLink) -> Stop:
         session.call(Hello(speed_hint=1.0))
         beside = partial(reporting, facts=machine_facts(), round_trip=session.round_trip, lines=self._lines)
+        with beside(session.call, policy=self._node.idle_policy, leave=session.hold):
+            stop: Stop | None = None
+            while stop is None:
+                match self._next_event(session):
+                    case Stop() as stop:
+                        pass
+                    case Assignment() as order:
+                        stop = self._do(order, connection, session)
+            if stop.again:
+                session.call(Goodbye(reason=stop.reason))
+            return stop if not self._leaving.is_set() else Stop(reason=LEAVES)
+
+    def _next_event(self, session: GrpcLink) -> object:
+        """The next message, if one comes within LOOK_SECONDS; if none comes and this machine is to leave, a Stop."""
+        event = session.next_event(seconds=LOOK_SECONDS)
+        return Stop(reason=LEAVES, again=True) if event is None and self._leaving.is_set() else event
+
+    def _do(self, order: Assignment, connection: Connection, session: GrpcLink) -> Stop | None:
+        """Do a job to its end; it is saved and given back early if it is recalled or this machine leaves. Return the
+        Stop that came meanwhile. Raises LinkError, and what keeps this machine from doing the job."""
+        run, ended = RunDir(self._folder / RUNS / order.job), list[Ended]()
+        stop: Stop | None = None
         try:
-            with beside(session.call, policy=self._node.idle_policy, leave=self._hold):
-                return self._follow(session, connection)
+            outbox = self._begin(order, run, connection, session)
+            while not ended:
+                match self._next_event(session):
+                    case Stop(again=False) as stop:
+                        return stop
+                    case Stop() as stop:
+                        self._executor.preempt(order.job)
+                    case Recall():
+                        self._executor.preempt(order.job)
+                ended = self._executor.poll()
+                outbox.send(session)
+            end = ended[0]
+            session.call(JobNews(job=order.job, ended=True, complete=end.complete, lost=end.lost, reason=end.reason))
+            log.info("job        %s: %s", order.job, end.reason or COMPLETE[end.complete], extra=TALK)
+            return stop
         finally:
-            self._end()
+            self._executor.close()
+            shutil.rmtree(run.path, ignore_errors=True)
 
-    def _hold(self, reason: str) -> None:
-        self._held = reason
-
-    def _follow(self, session: GrpcLink, connection: Connection) -> Stop:
-        """Follow the coordinator's messages until it says stop, or until this machine's owner wants it back."""
-        while True:
-            if self._leaving.is_set():
-                self._held = LEAVES
-            if self._held and self._doing is None:
-                session.call(Goodbye(reason=self._held))
-                return Stop(reason=self._held, again=self._held != LEAVES)
-            match session.next_event(seconds=LOOK_SECONDS):
-                case Stop() as stop:
-                    return stop
-                case Assignment() as order:
-                    self._begin(order, session, connection)
-                case Recall() as order if self._doing is not None and self._doing.name == order.job:
-                    self._preempt(self._doing)
-            if self._doing is not None:
-                if self._held:
-                    self._preempt(self._doing)
-                self._look(self._doing, session)
-
-    def _begin(self, order: Assignment, session: GrpcLink, connection: Connection) -> None:
-        """Begin a job. Raises LinkError, and what keeps this machine from doing the job; that is sent back, too."""
-        self._end()
+    def _begin(self, order: Assignment, run: RunDir, connection: Connection, session: GrpcLink) -> Outbox:
+        """Make the job's run directory and begin to train. What keeps this machine from it is sent back, too."""
         try:
-            self._doing = self._prepare(order, connection)
-            self._executor.start(order.job, self._doing.run, place=PLACE)
-            log.info("job        %s", order.job, extra=TALK)
+            config = fetch_run(connection, order.run, run, home=self._node.home, report=self._node.tell)
+            write_atomic(run.run_file, to_toml(settings_here(config)), private=True)
+            with storage_errors(run.path):
+                for file in order.begun:
+                    (run.path / file.path).parent.mkdir(parents=True, exist_ok=True)
+                    connection.fetch(file, to=run.path / file.path)
+            self._executor.start(order.job, run, place=PLACE)
         except CuadrillaError as error:
             if isinstance(error, Refused) or not isinstance(error, LinkError):
-                session.call(JobNews(job=order.job, ended=GIVEN_BACK, reason=error.message))
+                session.call(JobNews(job=order.job, ended=True))
                 session.call(Goodbye(reason=error.message))
             raise
-
-    def _prepare(self, order: Assignment, connection: Connection) -> _Doing:
-        """Make the job's run directory. Raises LinkError, Refused, ConfigError, ResourceError."""
-        run = RunDir(self._folder / RUNS / order.job)
-        shutil.rmtree(run.path, ignore_errors=True)
-        make_private(run.path)
-        config, files = fetch(connection, order.run, home=self._node.home, report=self._node.tell)
-        goes_on = any(file.path.startswith("checkpoints/") for file in order.begun)
-        config = settings_here(config, files, goes_on=goes_on)
-        with storage_errors(run.path):
-            for file in order.begun:
-                (run.path / file.path).parent.mkdir(parents=True, exist_ok=True)
-                connection.fetch(file, to=run.path / file.path)
-            if config.model.init:  # with this folder, no model of this machine is read, whatever `model.init` says
-                make_private(run.initial)
-            for sent in (RunDir(files).teachers, RunDir(files).initial):
-                if sent.is_dir():
-                    shutil.copytree(sent, run.path / sent.name, dirs_exist_ok=True)
-        write_atomic(run.run_file, to_toml(config), private=True)
-        return _Doing(
-            name=order.job,
-            run=run,
-            read_bytes=run.metrics.stat().st_size if run.metrics.exists() else 0,
-            sent={version_of(path) for path in list_checkpoints(run.checkpoints)},
-        )
-
-    def _preempt(self, doing: _Doing) -> None:
-        """Have the job saved; `_look` gives it back then."""
-        doing.preempted_at = doing.preempted_at or time.monotonic()
-        self._executor.preempt(doing.name)
-
-    def _look(self, doing: _Doing, session: GrpcLink) -> None:
-        """Send new rows and checkpoints, and how the job ended if it has. Raises LinkError."""
-        ended, now = next(iter(self._executor.poll()), None), time.monotonic()
-        if ended is None and doing.preempted_at is not None and now - doing.preempted_at > SAVE_SECONDS:
-            log.warning("%s does not save; it is ended", doing.name)
-            ended = Ended(job=doing.name, place=PLACE)
-        if ended is not None or now - doing.told_at >= NEWS_SECONDS:
-            self._send(doing, session)
-        if ended is not None:
-            failed = LOST if ended.lost else FAILED if ended.reason else GIVEN_BACK
-            how = COMPLETE if ended.complete else failed
-            session.call(JobNews(job=doing.name, ended=how, reason=ended.reason))
-            log.info("job        %s: %s", doing.name, how, extra=TALK)
-            self._end()
-
-    def _send(self, doing: _Doing, session: GrpcLink) -> None:
-        """Send rows, then the newest and the best checkpoint. Raises LinkError."""
-        doing.told_at = time.monotonic()
-        there = list_checkpoints(doing.run.checkpoints)
-        newest = max(map(version_of, there), default=0)
-        wanted = {newest, best_version(doing.run, upto=newest)} - {0, *doing.sent}
-        for news in _new_rows(doing):
-            session.call(news)
-        for path in (path for path in there if version_of(path) in wanted):
-            for name in (*FILES, MANIFEST):
-                if not (path / name).exists():  # removed meanwhile, since there is a newer one
-                    break
-                file = CheckpointFile(job=doing.name, path=f"checkpoints/{path.name}/{name}")
-                session.send(file, file_chunks(path / name))
-            doing.sent.add(version_of(path))
-
-    def _end(self) -> None:
-        """Clear the job away: it has ended, or goes on elsewhere."""
-        if self._doing is None:
-            return
-        self._executor.close()
-        shutil.rmtree(self._doing.run.path, ignore_errors=True)
-        self._doing = None
+        log.info("job        %s", order.job, extra=TALK)
+        read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
+        sent = {version_of(path) for path in list_checkpoints(run.checkpoints)}
+        return Outbox(job=order.job, run=run, read_bytes=read_bytes, sent=sent)
 
 
-def settings_here(config: Config, files: Path, *, goes_on: bool) -> Config:
-    """Settings of another machine's run that count here, with paths to the fetched files. `goes_on`: the run resumes
-    from a checkpoint. Raises Refused for a run that needs a model which was not sent with it: a model of this machine
-    at the same path must not be used."""
-    needed = [files / "teachers" / str(number) for number in range(len(config.train.teacher))]
-    if config.model.init and not goes_on:
-        needed.append(RunDir(files).initial)
-    if not all(map(Path.is_dir, needed)):
-        raise Refused(
-            "the coordinator's run begins from a model that it does not send",
-            hint="install the same version on both machines",
-        )
-    saved = CheckpointSection(**config.checkpoint.model_dump(exclude={"keep"}))
-    config = config.for_others().model_copy(update={"checkpoint": saved})
-    config = config.moved(lambda path: str(files / path))
-    return config.model_copy(update={"engine": LocalEngine()})
-
-
-def _new_rows(doing: _Doing) -> Iterator[JobNews]:
-    """Rows that have been completely written since the last call."""
-    if not doing.run.metrics.exists():
-        return
-    with open(doing.run.metrics, "rb") as file:
-        file.seek(doing.read_bytes)
-        while lines := [line for line in file.readlines(NEWS_BYTES) if line.endswith(b"\n")]:
-            doing.read_bytes += sum(map(len, lines))
-            version = json.loads(lines[-1])["version"]
-            yield JobNews(job=doing.name, rows=b"".join(lines).decode(errors="replace"), version=version)
+def settings_here(config: Config) -> Config:
+    """Settings of another machine's run with which one worker trains it, and keeps few checkpoints."""
+    kept = config.checkpoint.model_copy(update={"keep": KEPT_CHECKPOINTS})
+    return config.model_copy(update={"engine": LocalEngine(), "checkpoint": kept})

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field
 
 from cuadrilla.link.base import Count, OfferedFile, RunDescription, Text
 
-COMPLETE, GIVEN_BACK, FAILED, LOST = "complete", "given back", "failed", "lost"
 METRICS = "metrics.jsonl"
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """The names of jobs on the link, and in file names."""
@@ -54,13 +53,15 @@ Order = Assignment | Recall
 
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
-    """News of a job. `rows`: complete lines of its metrics, up to its `version`. `ended`: how it ended, or "".
-    `reason`: why it failed, or was lost."""
+    """News of a job. `rows`: complete lines of its metrics, up to its `version`. A job that has `ended` is `complete`,
+    or failed or was `lost` for a `reason`, or is given back."""
 
     job: JobName
     rows: str = ""
     version: Count = 0
-    ended: Text = ""
+    ended: bool = False
+    complete: bool = False
+    lost: bool = False
     reason: Text = ""
 
 
