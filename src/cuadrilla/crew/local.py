@@ -48,5 +48,5 @@ def _work(context: RunContext, end: InProcLink, *, wrap_link: Callable[[Link], L
     if context.config.train.compile:
         compile_blocks(context.model)
     report = partial(context.coordination.deliver, WORKER)
-    with reporting(report, facts=machine_facts(context.device), link=practice, folder=context.store.run.path):
+    with reporting(report, facts=machine_facts(context.device), poll=practice.poll, folder=context.store.run.path):
         context.work(wrap_link(practice))

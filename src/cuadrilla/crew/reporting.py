@@ -16,7 +16,6 @@ from cuadrilla.errors import LinkError
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
 from cuadrilla.link.base import MAX_LINES, MAX_TEXT, NodeReport, SaidLine
-from cuadrilla.link.practice import PracticeLink
 from cuadrilla.log import OURS
 from cuadrilla.printable import one_line
 from cuadrilla.version import __version__
@@ -64,7 +63,7 @@ def reporting(
     send: Callable[[NodeReport], None],
     *,
     facts: Mapping[str, str],
-    link: PracticeLink | None = None,
+    poll: Callable[[], NodeReport] = NodeReport,
     folder: Path | None = None,
     round_trip: Callable[[], float | None] = lambda: None,
     lines: LinesKept | None = None,
@@ -72,8 +71,8 @@ def reporting(
     leave: Callable[[str], None] = lambda _reason: None,
     every_seconds: float = REPORT_SECONDS,
 ) -> Iterator[None]:
-    """While the block runs, `send` gets a report now and then: on the phases of `link`, the disk of `folder`, the time
-    that `round_trip` measures. `leave` is called once, when `policy` wants the machine back.
+    """While the block runs, `send` gets a report now and then: what `poll` says of the work, the disk of `folder`,
+    the time that `round_trip` measures. `leave` is called once, when `policy` wants the machine back.
 
     The first report comes soon, so that monitors show a machine that has joined. A broken link ends the reports.
     """
@@ -87,9 +86,8 @@ def reporting(
                 if policy is not None and (reason := policy.why_wait(working=True)) is not None:
                     send(NodeReport(phase="paused"))
                     return leave(reason)
-                report = link.poll() if link is not None else NodeReport()
                 said, dropped = lines.take() if lines is not None else ((), 0)
-                report = replace(report, usage=sampler.sample(), lines=said, dropped=dropped, facts=first_facts)
+                report = replace(poll(), usage=sampler.sample(), lines=said, dropped=dropped, facts=first_facts)
                 send(replace(report, round_trip_seconds=round_trip()))
                 wait, first_facts = every_seconds, {}
 

@@ -186,7 +186,7 @@ class _Worker:
         with reporting(
             session.call,
             facts=machine_facts(equipment.device),
-            link=practice,
+            poll=practice.poll,
             round_trip=session.round_trip,
             lines=self._lines,
             policy=self._node.idle_policy,
