@@ -12,6 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from cuadrilla.crew.run import train_run
+from cuadrilla.errors import ResourceError
 from cuadrilla.home import Home
 from cuadrilla.jobs.crew import CrewExecutor
 from cuadrilla.jobs.executor import Ended
@@ -145,6 +146,24 @@ def test_another_machine_goes_on_from_what_the_first_has_sent(crew: Jobs) -> Non
     for file in order.begun:
         luis.connection.fetch(file, to=crew.folder / "fetched")
         assert hashlib.sha256((crew.folder / "fetched").read_bytes()).hexdigest() == file.sha256
+
+
+def test_a_full_disk_ends_no_job_and_loses_no_row(crew: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object, **_more: object) -> None:
+        raise ResourceError("no space left for {path}", path=path, hint="free some")
+
+    ana, rows = crew.joins("ana"), crew.run("0000-0").metrics
+    crew.gives("0000-0", ana)
+    with monkeypatch.context() as full:
+        full.setattr("cuadrilla.rundir.append_lines", refuse)
+        full.setattr("cuadrilla.jobs.crew.write_json", refuse)
+        ana.session.call(JobNews(job="0000-0", rows='{"version": 1, "loss": 2.0}\n'))
+        crew.joins("luis")
+    ana.session.call(JobNews(job="0000-0", rows='{"version": 2, "loss": 1.0}\n', ended=True, complete=True))
+    assert crew.ends().complete
+    assert [row["version"] for row in read_jsonl(rows)] == [1, 2]
+    events = [row["event"] for row in read_jsonl(crew.folder / "events.jsonl")]
+    assert events == ["joined", "assigned", "joined", "returned"]
 
 
 # Lies

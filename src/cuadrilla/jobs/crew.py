@@ -17,12 +17,12 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cuadrilla.crew.bundle import offer
-from cuadrilla.errors import CheckpointError
+from cuadrilla.errors import CheckpointError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.link.address import Address
@@ -33,9 +33,9 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import (
     FolderLock,
+    KeptLines,
     RunDir,
-    append_event,
-    append_lines,
+    event_line,
     file_sha256,
     make_private,
     open_private,
@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 class AssignedJob:
     job: str
     run: RunDir
+    rows: KeptLines
+    """Its metrics."""
     lock: FolderLock
     """The lock of the run for as long as a machine has it."""
     began: float = field(default_factory=time.monotonic)
@@ -92,8 +94,8 @@ class CrewExecutor:
 
     def __init__(self, home: Home, *, listen: Address, folder: Path) -> None:
         """`folder`: of the queue or search; it has the machines' logs and events, as a run does. Raises LinkError."""
-        self._run = RunDir(folder)
-        self._logs = NodeLogs(self._run.nodes)
+        run = RunDir(folder)
+        self._logs, self._events = NodeLogs(run.nodes), KeptLines(run.events)
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._machines: dict[str, _Machine] = {}
         self._ended: list[Ended] = []
@@ -113,11 +115,11 @@ class CrewExecutor:
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
         self._machines[place].assigned, order = assign(job, run, machine=place)
-        append_event(self._run.events, "assigned", worker=place, job=job)
+        self._note("assigned", worker=place, job=job)
         self.crew.send(place, order)
 
     def poll(self) -> list[Ended]:
-        """Jobs that have ended since the last call. Raises LinkError, ResourceError."""
+        """Jobs that have ended since the last call."""
         while not self._heard.empty():
             self._heard.get()()
         self.crew.end_kicked()
@@ -169,28 +171,32 @@ class CrewExecutor:
 
     # -- in the executor's thread --------------------------------------------------------------------------------------
 
+    def _note(self, kind: str, **fields: str) -> None:
+        with suppress(ResourceError):
+            self._events.append(event_line(kind, fields))
+
     def _join(self, worker: str) -> None:
         self._gone(worker, Message("it has joined anew"))
         self._machines[worker] = _Machine()
-        append_event(self._run.events, "joined", worker=worker)
+        self._note("joined", worker=worker)
 
     def _gone(self, worker: str, reason: str) -> None:
         machine = self._machines.get(worker)
         if machine is None:
             return
-        append_event(self._run.events, "left", worker=worker, reason=reason)
+        self._note("left", worker=worker, reason=reason)
         if machine.assigned is not None:
             self._end(worker, lost=True, reason=reason)
         del self._machines[worker]
 
     def _take(self, worker: str, news: JobNews) -> None:
-        """Raises ResourceError."""
         assigned = self._assigned().get(worker)
         if assigned is None or assigned.job != news.job:
             return
         if news.rows:
-            append_lines(assigned.run.metrics, news.rows)
-            write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
+            with suppress(ResourceError):  # a full disk ends no job
+                assigned.rows.append(news.rows)
+                write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
         if news.ended:
             self._end(worker, complete=news.complete, lost=news.lost, reason=news.reason)
 
@@ -200,7 +206,7 @@ class CrewExecutor:
             return
         try:
             adopt_checkpoint(arrived, assigned.run.checkpoints)
-        except CheckpointError as error:
+        except (CheckpointError, ResourceError) as error:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
@@ -211,8 +217,9 @@ class CrewExecutor:
         assigned, self._machines[worker].assigned = self._machines[worker].assigned, None
         assert assigned is not None
         state = "complete" if complete else "failed" if reason and not lost else "stopped"
-        append_event(self._run.events, "returned", worker=worker, job=assigned.job, state=state)
-        write_json(assigned.run.status, {"state": state, "version": newest_listed(assigned.run)}, private=True)
+        self._note("returned", worker=worker, job=assigned.job, state=state)
+        with suppress(ResourceError):
+            write_json(assigned.run.status, {"state": state, "version": newest_listed(assigned.run)}, private=True)
         shutil.rmtree(assigned.incoming, ignore_errors=True)
         assigned.lock.__exit__()
         seconds = time.monotonic() - assigned.began
@@ -236,6 +243,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     assigned = AssignedJob(
         job=job,
         run=run,
+        rows=KeptLines(run.metrics),
         lock=lock,
         files={sha256: path for path, sha256 in {**found.files, **begun}.values()},
         keep=config.checkpoint.keep,
