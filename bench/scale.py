@@ -22,7 +22,7 @@ from functools import partial
 
 from bench.common import options, report
 from cuadrilla.link.base import Contribution, Hello, Lease, Version
-from cuadrilla.plan.predict import WINDOWS, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew, teaches
+from cuadrilla.plan.predict import TEACHES, Crew, MachineSpec, Workload, predict, predict_alone, predict_crew
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.events import Action, Event, Finish, Merge, Merged, Received, Send, Tick
@@ -154,7 +154,7 @@ class Run:
 
     def _merged(self, merge: Merge) -> None:
         several = len({answer.grant.worker for answer in merge.answers}) > 1
-        self.committed.append((self.world.now, merge.steps, teaches(merge.steps) if several else 1.0))
+        self.committed.append((self.world.now, merge.steps, TEACHES[merge.steps] if several else 1.0))
         self._hear(Merged())
 
     def _go_on(self, worker: Worker) -> None:
@@ -218,7 +218,7 @@ def cell(crew: Crew, work: Workload, *, rounds: int) -> dict[str, float | int | 
     """Predicted and simulated figures of one crew on one link."""
     alone = predict_alone(crew.best, work).tokens_per_second
     gains, errors = {0: 1.0}, {}
-    for steps in (1, *WINDOWS):
+    for steps in TEACHES:
         fixed = Run(crew, work, rounds=Rounds(steps=steps))
         rate, learned = fixed.train(rounds=rounds)
         errors[steps] = predict_crew(crew, work, steps=steps, alone=alone).tokens_per_second / rate - 1

@@ -8,7 +8,7 @@ import pytest
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.plan.machines import PRESETS, described, read_crew
-from cuadrilla.plan.predict import Crew, MachineSpec, Workload, predict, smaller_steps_teach, teaches
+from cuadrilla.plan.predict import TEACHES, Crew, MachineSpec, Workload, predict, smaller_steps_teach
 
 WORK = Workload(num_steps=999, units_per_step=16, unit_tokens=100, step_tokens=0.0, exact_bytes=1000, window_bytes=2000)
 PC = MachineSpec(name="pc", tokens_per_second=800.0)
@@ -33,7 +33,7 @@ def test_a_round_is_the_slowest_transfer_and_its_units() -> None:
     assert found[1].bytes_per_second == pytest.approx(1000 / 11)
     assert found[8].shares == {"pc": 8 * 81, "mac": 8 * 79}  # in eight steps 81 s, and 3 + 79 s
     assert found[8].tokens_per_second == pytest.approx(8 * 16_000 / 82)
-    assert found[8].gain == pytest.approx(8 * 16_000 / 82 / 800 * teaches(8) / long.alone_teaches())
+    assert found[8].gain == pytest.approx(8 * 16_000 / 82 / 800 * TEACHES[8] / long.alone_teaches())
     assert long.alone_teaches() == smaller_steps_teach(16_000, parts=2, num_steps=999)
 
 

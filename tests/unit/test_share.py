@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuadrilla.plan.share import Pace, finish_seconds, share_units
+from cuadrilla.plan.share import Pace, share_units
 
 
 def paces(**members: float | tuple[float, float]) -> dict[str, Pace]:
@@ -46,4 +46,3 @@ def test_no_other_split_ends_sooner(units: int, members: dict[str, tuple[float, 
     splits = (split for split in itertools.product(range(units + 1), repeat=len(known)) if sum(split) == units)
     best = min(end(dict(zip(known, split, strict=True))) for split in splits)
     assert end(share_units(units, paces=known)) <= best * (1 + 1e-6)
-    assert finish_seconds(units, paces=known) <= best * (1 + 1e-6)

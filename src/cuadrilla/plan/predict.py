@@ -5,7 +5,7 @@
     gain     = tokens per second · loss lowered per token / the same for the best machine alone, in smaller steps
 
 In a window every worker also runs the optimizer's steps, and the loss falls less than in as many exact steps
-(`WHAT_WINDOWS_TEACH`). Transfers do not overlap with computing, as in training. Pure; times in seconds.
+(`TEACHES`). Transfers do not overlap with computing, as in training. Pure; times in seconds.
 """
 
 import math
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from cuadrilla.plan.share import Pace, share_units
 
-WHAT_WINDOWS_TEACH = {1: 1.0, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
-"""By the steps of a window: how fast the loss falls, relative to `exact` at equal tokens per second (measured by
-`bench.lanes`, docs/experiments.md)."""
-WINDOWS, MIN_WINDOWS = (2, 4, 8, 16, 32, 64), 6
-"""The window lengths that are tried, and the fewest windows of a run. Longer or fewer windows were not measured."""
+TEACHES = {1: 1.0, 2: 0.99, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
+"""The lengths of rounds that are tried, in steps (1: exact), and how fast the loss falls with them, relative to `exact`
+at equal tokens per second: measured by `bench.lanes` (docs/experiments.md), except 2. Longer ones were not measured."""
+MIN_WINDOWS = 6
+"""The fewest windows of a run. Fewer were not measured."""
 CREW_STEP = 4
 """Tokens of a crew's step / tokens of a single machine's step. In a crew's steps 1 M tokens lower the loss as much as
 about 0.88 M in the machine's (read off between measured lengths), and 3 M as much as 3 M. In steps of 16 times as many
@@ -64,14 +64,6 @@ class Crew:
     def ceiling(self) -> float:
         """Speed of all machines together / speed of the best one, as if they had no network between them."""
         return sum(machine.tokens_per_second for machine in self.machines) / self.best.tokens_per_second
-
-    def smaller(self) -> list["Crew"]:
-        """The crews that lack one machine (large crews: several alike), one crew for each kind of machine."""
-        names: dict[MachineSpec, list[str]] = {}
-        for machine in self.machines:
-            names.setdefault(replace(machine, name=""), []).append(machine.name)
-        leaving = [set(alike[: max(1, len(self.machines) // 16)]) for alike in names.values()]
-        return [replace(self, machines=[m for m in self.machines if m.name not in each]) for each in leaving]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +114,8 @@ def predict(crew: Crew, work: Workload) -> list[Prediction]:
 
 def predict_alone(machine: MachineSpec, work: Workload) -> Prediction:
     """The prediction for one machine without a network."""
-    tokens = work.units_per_step * work.unit_tokens
-    return Prediction(
-        steps=0,
-        shares={machine.name: work.units_per_step},
-        tokens_per_second=machine.tokens_per_second * tokens / (tokens + work.step_tokens),
-        waiting=0.0,
-        bytes_per_second=0.0,
-        gain=1.0,
-    )
+    here = Crew(machines=[MachineSpec(name=machine.name, tokens_per_second=machine.tokens_per_second)])
+    return replace(predict_crew(here, work, steps=1, alone=1.0), steps=0, waiting=0.0, gain=1.0)
 
 
 def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
@@ -150,18 +135,19 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
         tokens_per_second=tokens_per_second,
         waiting=1 - tokens_per_second / sum(machine.tokens_per_second for machine in members),
         bytes_per_second=len(remote) * work.bytes_of(steps) / round_seconds,
-        gain=tokens_per_second * teaches(steps) / alone,
+        gain=tokens_per_second * TEACHES[steps] / alone,
     )
 
 
 def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """Drop the least useful machine again and again; of these crews the smallest whose gain is within `WORTH` of the
-    highest."""
-    found = [predict_crew(crew, work, steps=steps, alone=alone)]
-    while len(crew.machines) > 1:
-        each = [(smaller, predict_crew(smaller, work, steps=steps, alone=alone)) for smaller in crew.smaller()]
-        crew, prediction = max(each, key=lambda one: one[1].gain)
-        found.append(prediction)
+    """Of the crews of the machines that finish their first units soonest, the smallest whose gain is within `WORTH` of
+    the highest."""
+    paces, sizes = _paces(crew, work, steps=steps), [len(crew.machines)]
+    useful = sorted(crew.machines, key=lambda machine: paces[machine.name].seconds(1))
+    while sizes[-1] > 1:  # of large crews not every size: it takes too long
+        sizes.append(sizes[-1] - max(1, sizes[-1] // 16))
+    crews = [replace(crew, machines=useful[:size]) for size in sizes]
+    found = [predict_crew(each, work, steps=steps, alone=alone) for each in crews]
     most = max(prediction.gain for prediction in found)
     return next(prediction for prediction in reversed(found) if prediction.gain * (1 + WORTH) >= most)
 
@@ -182,7 +168,7 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
 
 def lengths(num_steps: int) -> tuple[int, ...]:
     """The lengths of rounds that are tried in a run of `num_steps` steps; 1 is exact."""
-    return 1, *(steps for steps in WINDOWS if MIN_WINDOWS * steps <= num_steps)
+    return tuple(steps for steps in TEACHES if steps == 1 or MIN_WINDOWS * steps <= num_steps)
 
 
 def parts_alone(units_per_step: int, *, step_tokens: int, num_steps: int) -> int:
@@ -199,13 +185,3 @@ def smaller_steps_teach(step_tokens: int, *, parts: int, num_steps: int) -> floa
 
 def _critical(run_tokens: int) -> float:
     return CRITICAL_TOKENS * math.sqrt(max(run_tokens / CRITICAL_RUN, 1.0))
-
-
-def teaches(steps: int) -> float:
-    """`WHAT_WINDOWS_TEACH` of this many steps; between measured lengths linear in the logarithm of the steps."""
-    below = max(known for known in WHAT_WINDOWS_TEACH if known <= steps)
-    above = min((known for known in WHAT_WINDOWS_TEACH if known >= steps), default=below)
-    if above == below:
-        return WHAT_WINDOWS_TEACH[below]
-    part = math.log(steps / below) / math.log(above / below)
-    return WHAT_WINDOWS_TEACH[below] + part * (WHAT_WINDOWS_TEACH[above] - WHAT_WINDOWS_TEACH[below])

@@ -51,23 +51,10 @@ def choose(
         if best and best.tokens_per_second * SPEEDUP * seconds_left() * TRAINING < needed:
             break
         most = text * (MANY_READINGS if best is None or number <= FEW_WEIGHTS * text else FEW_READINGS)
-        found = _in_time(size, round(needed), text=text, most=most, seconds_left=seconds_left, rate=rate)
-        if best and found.tokens < needed:
+        speed = rate(size, round(needed))
+        tokens = max(round(min(speed * seconds_left() * TRAINING, most)), MIN_TOKENS)
+        if best and tokens < needed:
             break
-        best = found
+        best = SizeChoice(size=size, tokens=tokens, tokens_per_second=speed, readings=tokens / max(text, 1))
     assert best is not None
     return best
-
-
-def _in_time(
-    size: str,
-    guess: int,
-    *,
-    text: int,
-    most: float,
-    seconds_left: Callable[[], float],
-    rate: Callable[[str, int], float],
-) -> SizeChoice:
-    speed = rate(size, guess)
-    tokens = max(round(min(speed * seconds_left() * TRAINING, most)), MIN_TOKENS)
-    return SizeChoice(size=size, tokens=tokens, tokens_per_second=speed, readings=tokens / max(text, 1))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from cuadrilla.plan.predict import lengths, parts_alone, smaller_steps_teach, teaches
+from cuadrilla.plan.predict import TEACHES, lengths, parts_alone, smaller_steps_teach
 from cuadrilla.plan.share import Pace, share_units
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
@@ -179,7 +179,7 @@ class AutoRounds(Rounds):
             took, compared = self.tried.measured.get(ALONE), self._known(self.tried.longest, work)
             worth *= UNTRIED if compared and (took is None or took.members != work.crew.members.keys()) else 1.0
         else:
-            worth = teaches(length) if sum(map(bool, shares.values())) > 1 else 1.0
+            worth = TEACHES[length] if sum(map(bool, shares.values())) > 1 else 1.0
         return worth / max(seconds, 1e-9)
 
     def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
