@@ -12,7 +12,7 @@ from cuadrilla.model.task import Task
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.ledger import Grant
-from cuadrilla.sync.strategy import Parameters, Recipe, Stepper, WorkerHalf
+from cuadrilla.sync.strategy import Parameters, Recipe, Stepper
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import Precision
 
@@ -78,7 +78,7 @@ def recipe_of(
     return Recipe(make_optimizer=make_optimizer, lr_factor=lambda _step: lr_factor, clip_norm=clip_norm)
 
 
-def answer_of(worker: WorkerHalf, *, tokens: int) -> Answer:
+def answer_of(worker: ExactWorker, *, tokens: int) -> Answer:
     """The answer, as the coordinator holds it, with the contribution that this worker has ready."""
     said = Contribution(lease_id=1, tokens=tokens, loss_sum=0.0, tensors=worker.contribute())
     return Answer(grant=Grant(lease_id=1, worker="ana", units=(0,)), contribution=said)
@@ -89,7 +89,7 @@ def answer(
     *,
     task: Task,
     model: nn.Module,
-    sync: WorkerHalf,
+    sync: ExactWorker,
     weights: Mapping[str, Tensor],
     section: TrainSection,
     precision: Precision = FP32,

@@ -14,20 +14,15 @@ While a crew has one member, it is `ALONE` in the shortest windows that its tran
 gets work soon after it has joined.
 
 Exact rounds and windows have the same state of record, so one can follow the other. A version is sent in the form that
-the next round needs, and a worker sees from it which half to use. A resumed run begins with exact steps again.
+the next round needs, and a worker sees from it what to do. A resumed run begins with exact steps again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
-
 from cuadrilla.plan.predict import TEACHES, lengths, parts_alone, smaller_steps_teach
 from cuadrilla.plan.share import Pace, share_units
-from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
-from cuadrilla.sync.strategy import STATE, Parameters, Recipe, WorkerHalf, trainable
-from cuadrilla.sync.windows import WindowsWorker
 from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
 
 BETTER = 1.03
@@ -38,31 +33,6 @@ MEMORY_SECONDS = 600.0
 """How long the measurement of a length counts."""
 LITTLE = 0.05
 """Largest part of the time of the only member that its transfers may take in the rounds that are chosen for it."""
-
-
-class AutoWorker:
-    """The worker half of exact steps or of windows, whichever the last version was sent for."""
-
-    one_unit_per_micro_step = False
-
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self.params: Parameters = trainable(model)
-        self._model, self._recipe = model, recipe
-        self._take(in_windows=False)
-
-    def _take(self, *, in_windows: bool) -> None:
-        """Create the half for these rounds and use all its methods except `apply`, which may change the half."""
-        self._in_windows = in_windows
-        self._half: WorkerHalf = WindowsWorker(self._model, self._recipe) if in_windows else ExactWorker(self._model)
-        self.begin, self.contribute = self._half.begin, self._half.contribute
-        self.after_micro_step, self.local_step = self._half.after_micro_step, self._half.local_step
-        self.collecting_statistics = self._half.collecting_statistics
-
-    def apply(self, version: Mapping[str, Tensor]) -> None:
-        in_windows = any(name.startswith(STATE) for name in version)
-        if in_windows != self._in_windows:
-            self._take(in_windows=in_windows)
-        self._half.apply(version)
 
 
 @dataclass(frozen=True, kw_only=True)

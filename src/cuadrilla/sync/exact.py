@@ -33,7 +33,11 @@ FIXED_POINT_LIMIT = float(2**62)
 
 
 class ExactWorker:
-    """The worker half. Raises TaskError for a model whose running statistics cannot be merged."""
+    """The worker half, and the base of others. When a lease begins, the model has the parameters of the last version
+    applied. Raises TaskError for a model whose running statistics cannot be merged.
+
+    `params`: the trainable parameters. `one_unit_per_micro_step`: each pass is one unit; else it may stack them.
+    """
 
     def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
         self.params: Parameters = trainable(model)
@@ -43,7 +47,7 @@ class ExactWorker:
         self._fixed: dict[str, Tensor] = {}
 
     def begin(self, lease: Lease) -> None:
-        """Start a lease: forget the gradients of the last one."""
+        """Start a lease, or the same lease again: forget what was computed since the last version."""
         del lease
         self._statistics.begin()
         for parameter in self.params.values():
@@ -51,10 +55,12 @@ class ExactWorker:
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
 
     def collecting_statistics(self) -> AbstractContextManager[None]:
+        """Wraps each pass, forward and backward: running statistics (BatchNorm) are collected, but not changed."""
         return self._statistics.collecting_statistics()
 
     def after_micro_step(self, sums: Sums) -> None:
-        """Add the pass's statistics. Strict: move its gradient into the fixed-point sum."""
+        """Called after each pass, whose loss and tokens are in `sums`; `.grad` is that of Σ loss / planned tokens. Add
+        the pass's statistics. Strict: move its gradient into the fixed-point sum."""
         if not self._statistics.add():
             sums.valid = False
         if not self._strict:
@@ -71,9 +77,10 @@ class ExactWorker:
             parameter.grad = None
 
     def local_step(self, sums: Sums) -> None:
-        """Does nothing: the merge half runs the optimizer."""
+        """Called after all passes of each of the lease's optimizer steps. Here the merge half runs the optimizer."""
 
     def contribute(self) -> Tensors:
+        """The tensors of the contribution. They must not change until the next `apply`."""
         if self._strict:  # also zeros for what no pass has reached, as in a lease without units
             gradients = {GRADIENT + name: self._fixed_sum(name) for name in self.params}
         else:
@@ -88,6 +95,7 @@ class ExactWorker:
         return self._fixed[name]
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
+        """Load a committed version."""
         with torch.no_grad():
             for name, tensor in {**self.params, **self._statistics.record}.items():
                 source = version[name]

@@ -9,12 +9,12 @@ from torch import nn
 
 from cuadrilla.config import AutoSync, ExactSync, WindowsSync
 from cuadrilla.link.base import Tensors
-from cuadrilla.sync.auto import AutoRounds, AutoWorker
+from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.exact import ExactWorker, exact_forms
 from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.merge import Merger
 from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.sync.strategy import Forms, Recipe, WorkerHalf
+from cuadrilla.sync.strategy import Forms, Recipe
 from cuadrilla.sync.windows import WindowsWorker, window_forms
 from cuadrilla.sync.work import Rounds
 
@@ -42,15 +42,11 @@ class Strategy:
         """
         return self.kind != "exact"
 
-    def worker(self, model: nn.Module, recipe: Recipe) -> WorkerHalf:
+    def worker(self, model: nn.Module, recipe: Recipe) -> ExactWorker:
         """Raises TaskError for a model that this strategy would train wrongly."""
-        match self.kind:
-            case "exact":
-                return ExactWorker(model, strict=self.strict)
-            case "windows":
-                return WindowsWorker(model, recipe, strict=self.strict, bits=self.bits)
-            case "auto":
-                return AutoWorker(model, recipe)
+        if self.kind == "exact":
+            return ExactWorker(model, strict=self.strict)
+        return WindowsWorker(model, recipe, strict=self.strict, bits=self.bits)
 
     def merge(self, model: nn.Module, recipe: Recipe) -> Merger:
         return Merger(model, recipe, windows_from=WINDOWS_FROM[self.kind], bits=self.bits)

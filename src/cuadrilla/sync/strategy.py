@@ -1,4 +1,4 @@
-"""The interface of a strategy's halves. A strategy (`kinds.py`), which `sync.kind` chooses, has three parts:
+"""The interface of a strategy's merge half. A strategy (`kinds.py`), which `sync.kind` chooses, has three parts:
 
     worker half   the passes of a lease → a contribution        on every worker, with the worker's own model
     merge half    contributions → an update → the next version  on the coordinator, with the model of record
@@ -14,13 +14,12 @@ nothing else, so any worker can compute any lease again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
-from cuadrilla.link.base import Lease, Tensors
+from cuadrilla.link.base import Tensors
 from cuadrilla.sync.events import Answer
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
@@ -84,36 +83,6 @@ class Reduced:
 
     norm: float
     bad: tuple[int, ...] = ()
-
-
-class WorkerHalf(Protocol):
-    """Works on the worker's model. When a lease begins, its parameters are those of the last version applied."""
-
-    @property
-    def params(self) -> Parameters:
-        """The trainable parameters, by name."""
-
-    @property
-    def one_unit_per_micro_step(self) -> bool:
-        """Whether each pass is exactly one unit; otherwise a pass may stack sequences of several units."""
-
-    def begin(self, lease: Lease) -> None:
-        """Start a lease, or the same lease again: forget everything that was computed since the last version."""
-
-    def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Wraps each pass, forward and backward: running statistics (BatchNorm) are collected, but not changed."""
-
-    def after_micro_step(self, sums: Sums) -> None:
-        """Called after each pass, whose loss and tokens are in `sums`. `.grad` is that of Σ loss / planned tokens."""
-
-    def local_step(self, sums: Sums) -> None:
-        """Called when all passes of one of the lease's optimizer steps are done."""
-
-    def contribute(self) -> Tensors:
-        """The tensors of the contribution. They must not change until the next `apply`."""
-
-    def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Load a committed version."""
 
 
 class MergeHalf(Protocol):

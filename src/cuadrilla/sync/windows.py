@@ -34,7 +34,6 @@ lanes in their order. The weights then have one SHA-256 for any number of worker
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +41,18 @@ from torch import Tensor, nn
 from cuadrilla.errors import TaskError
 from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync.compact import compacted, expanded, names_of
+from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Parameters, Recipe, Stepper, Sums, trainable
+from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Recipe, Stepper, Sums, trainable
 
 SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
 """Name prefixes of squared gradients and their means."""
 
 
-class WindowsWorker:
-    """The worker half. Raises TaskError for a model with running statistics, which are no weights."""
+class WindowsWorker(ExactWorker):
+    """The worker half, also of exact steps: a version without optimizer state begins one. It has an optimizer only in
+    windows. Raises TaskError for a model with running statistics, which are no weights.
+    """
 
     def __init__(self, model: nn.Module, recipe: Recipe, *, strict: bool = False, bits: int = 8) -> None:
         if statistics_of(model):
@@ -58,10 +60,10 @@ class WindowsWorker:
                 "windows do not merge the running statistics of BatchNorm",
                 hint='sync.kind = "exact" does; or a model with LayerNorm or GroupNorm',
             )
-        self.params: Parameters = trainable(model)
+        super().__init__(model)
         self.one_unit_per_micro_step = strict
         self._recipe, self._bits = recipe, bits
-        self._optimizer = recipe.make_optimizer(self.params)
+        self._optimizer: Stepper | None = None
         self._record: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
@@ -71,6 +73,9 @@ class WindowsWorker:
     @torch.no_grad()
     def begin(self, lease: Lease) -> None:
         """Start a lease from the state of record, whatever was computed before."""
+        if self._optimizer is None:
+            super().begin(lease)
+            return
         for name, parameter in self.params.items():
             parameter.copy_(self._record[name])
             parameter.grad = None
@@ -83,15 +88,11 @@ class WindowsWorker:
         self._lease = lease
         self._counted = self._steps = 0
 
-    def collecting_statistics(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def after_micro_step(self, sums: Sums) -> None:
-        """Does nothing: autograd adds up the gradients."""
-
     @torch.no_grad()
     def local_step(self, sums: Sums) -> None:
         """Take one optimizer step with this lane's mean gradient; no step if its passes held no token."""
+        if self._optimizer is None:  # an exact step
+            return
         lease = self._lease
         assert lease is not None, "begin first"
         self._steps += 1
@@ -115,13 +116,20 @@ class WindowsWorker:
 
     def contribute(self) -> Tensors:
         """The tensors of the contribution. No later lease writes into them."""
+        if self._optimizer is None:
+            return super().contribute()
         changes = {name: parameter.detach() - self._record[name] for name, parameter in self.params.items()}
         return _contribution(
             changes, self._optimizer, gradients=self._gradients, squares=self._squares, bits=self._bits
         )
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
-        """Load a committed version. The model's parameters are set from it when a lease begins."""
+        """Load a committed version. Before a window the model's parameters are set from it when a lease begins."""
+        if not state_in(version):
+            self._optimizer, self._record, self._gradients, self._squares = None, {}, {}, {}
+            super().apply(version)
+            return
+        self._optimizer = self._optimizer or self._recipe.make_optimizer(self.params)
         place = next(iter(self.params.values())).device
         self._record = {name: expanded(version, name).detach().to(place, copy=True) for name in names_of(version)}
 

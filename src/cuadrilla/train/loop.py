@@ -17,7 +17,8 @@ from cuadrilla.data.loader import UnitLoader
 from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Link, Progress, Stop, Version
 from cuadrilla.model.task import Task, loss_of
-from cuadrilla.sync.strategy import Sums, WorkerHalf
+from cuadrilla.sync.exact import ExactWorker
+from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.precision import PASS_TOKENS, Precision
 
@@ -33,7 +34,7 @@ def train(
     *,
     task: Task,
     model: nn.Module,
-    sync: WorkerHalf,
+    sync: ExactWorker,
     worker: "WorkerSettings",
 ) -> Stop:
     """Work for the coordinator behind `link` until it says stop; return its Stop message.
@@ -169,7 +170,7 @@ def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:
         sums.valid = False
 
 
-def unscale(sync: WorkerHalf, loss_scale: float) -> bool:
+def unscale(sync: ExactWorker, loss_scale: float) -> bool:
     """Divide the gradients by the loss scale; return False if one of them overflowed."""
     for parameter in sync.params.values():
         if parameter.grad is not None:
