@@ -35,6 +35,7 @@ class Crew:
         self.commits: list[events.Commit] = []
         self.evicted: list[events.Send] = []
         self.discarded: list[int] = []
+        self.late: list[str] = []
         self.do(machine.start())
 
     def do(self, actions: list[events.Action]) -> None:
@@ -53,6 +54,8 @@ class Crew:
                     self.send(events.Merged())
                 case events.Commit():
                     self.commits.append(action)
+                case events.Late():
+                    self.late.append(action.worker)
                 case events.Discard():
                     self.discarded.append(action.lease_id)
 

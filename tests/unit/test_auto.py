@@ -148,6 +148,13 @@ def test_where_one_machine_makes_all_rounds_it_is_alone_in_smaller_steps_after_o
     assert together == [1, 1, 32]
 
 
+def test_a_run_that_is_too_short_for_windows_has_no_smaller_steps_to_promise() -> None:
+    crew = Machines({"ana": 30.0, "luis": 30.0}, transfer=0.3, step_tokens=250_000, num_steps=11)
+    assert crew.rounds(10) == [1] * 10
+    assert crew.workers == [{"ana", "luis"}] * 10
+    assert crew.parts == [{1}] * 10
+
+
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     """In a window Muon's matrices move only by the changes of the lanes, and here there are none."""
     model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})

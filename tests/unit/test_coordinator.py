@@ -2,6 +2,7 @@
 
 from cuadrilla.link.base import Progress
 from cuadrilla.sync import events, work
+from cuadrilla.sync.kinds import windows
 from tests.driver import Crew, machine, rules
 
 
@@ -43,6 +44,34 @@ def test_an_answer_to_the_lease_of_another_is_not_counted() -> None:
     crew.leases[held.lease_id] = held
     crew.answer(held.lease_id)
     assert len(crew.commits) == 1
+
+
+def test_a_late_lease_is_told_once_and_not_again_when_another_is_late() -> None:
+    crew = begun("a", "b", "c", "d", num_steps=100)
+    for _ in range(8):
+        crew.round(a=1.0, b=1.0, c=1.0, d=1.0)
+    for worker in "cdb":  # c and d compute the units of b a second later
+        crew.answer(crew.of(worker).lease_id, valid=worker != "b", seconds=2.0)
+    crew.now += 1.1
+    crew.send(events.Tick())
+    assert crew.late == ["a"]
+    assert crew.of("b").units == crew.of("a").units
+    crew.now += 0.5
+    crew.join("e")
+    assert crew.late == ["a", "c", "d"]
+
+
+def test_a_late_lane_does_not_go_back_to_a_worker_that_failed_it() -> None:
+    crew = Crew(machine(rules(), strategy=windows(steps=1, lanes=(1.0, 1.0))))
+    crew.join("a")
+    crew.join("b")
+    crew.answer(crew.of("b").lease_id, valid=False)
+    crew.answer(crew.of("a").lease_id)
+    crew.now += 100.0
+    crew.send(events.Tick())
+    assert [lease.worker for lease in crew.leases.values()] == ["a"]
+    crew.join("c")
+    assert crew.of("c").units == crew.of("a").units == (4, 5, 6, 7)
 
 
 def _fails(crew: Crew, worker: str, *, rounds: int) -> None:

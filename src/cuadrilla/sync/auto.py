@@ -1,176 +1,132 @@
 """Chooses for each round an exact step, a window of some length, or the fastest machine alone: the highest value of
 
-    value of a length = how much its steps lower the loss (`plan/predict.py`) / seconds of one of its steps
+    value of a kind = how much its steps lower the loss (`plan/predict.py`) / seconds of one of its steps
 
-The seconds of a length that was tried lately are measured. For any other they follow from the measured speeds, with
-one transfer in each round; a window's transfer has `window_bytes` times the bytes of an exact round's. Each worker of
-a window also runs the optimizer. The estimate leaves that out, and a trial shows it.
+The seconds of a kind that was tried lately are measured. For any other they follow from the measured speeds, with one
+transfer in each round; a window's transfer has `window_bytes` times the bytes of an exact round's. Each worker of a
+window also runs the optimizer. The estimate leaves that out, and a trial shows it.
 
-`ALONE` means that only the fastest machine trains. Its rounds are as long as the longest window, and each step of the
-run becomes up to `CREW_STEP` smaller ones, which lower the loss more at equal tokens. No other machine uses the link to
-the coordinator then. `ALONE` has to beat the longest window as measured with all lanes. Where `ALONE` promises most,
-that window is tried first, whatever it promises. It is measured again as often as `PROBE_COST` allows.
-While a crew has one member, it is `ALONE` in the shortest windows that its transfers allow, so that a second machine
-gets work soon after it has joined.
+The rounds of the fastest machine alone are as long as the longest window, and each step of the run becomes up to
+`CREW_STEP` smaller ones, which lower the loss more at equal tokens. No other machine uses the link to the coordinator
+then. Alone it has to beat the longest window as measured with all lanes. Where it promises most, that window is tried
+first, whatever it promises. While a crew has one member, its rounds are the shortest that its transfers allow, so that
+a second machine gets work soon after it has joined.
 
 Exact rounds and windows have the same state of record, so one can follow the other. A version is sent in the form that
 the next round needs, and a worker sees from it what to do. A resumed run begins with exact steps again.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cuadrilla.plan.predict import TEACHES, lengths, parts_alone, smaller_steps_teach
-from cuadrilla.plan.share import Pace, share_units
-from cuadrilla.sync.membership import MIN_MEASUREMENTS, Rules
-from cuadrilla.sync.work import ALONE, PROBE_COST, Rounds, Work
+from cuadrilla.plan.share import Pace
+from cuadrilla.sync.membership import MIN_MEASUREMENTS
+from cuadrilla.sync.work import PROBE_COST, Round, Rounds, Work, shares_alone
 
-BETTER = 1.03
-"""The crew changes to another length if its value is more than this many times that of the present one."""
+MIN_ADVANTAGE = 1.03
+"""The crew changes to another kind if its value is more than this many times that of the present one."""
 UNTRIED = 1.25
-"""Factor on the estimated value of `ALONE` until it is tried: the machine's speed was measured while it coordinated."""
+"""Factor on the estimated value of a machine alone until it is tried: its speed was measured while it coordinated."""
 MEMORY_SECONDS = 600.0
-"""How long the measurement of a length counts."""
-LITTLE = 0.05
+"""How long the measurement of a kind counts. That of rounds of several machines counts for longer: until trying them
+again costs `PROBE_COST` of the time. A machine alone is estimated anew, so that a crew is never slower for long."""
+MAX_TRANSFER_PART = 0.05
 """Largest part of the time of the only member that its transfers may take in the rounds that are chosen for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Took:
-    """A measurement: the seconds of a step with these members, and when it was taken."""
-
-    seconds: float
-    members: frozenset[str]
-    at: float
-
-
 @dataclass(kw_only=True)
-class Tried:
-    """`present`: length of the present rounds; `longest`: of the longest window; `steps_of_one`: of the rounds of an
-    only member, 0 while there are several; `measured`: results by length.
+class AutoRounds(Rounds):
+    """Like `Rounds`, but each round has a kind of its own. `lone`: the present one was chosen for an only member.
+    `measured`: by kind and members, the seconds of a step, and when they were measured.
     """
 
-    present: int = 1
-    longest: int = 1
-    steps_of_one: int = 0
-    measured: dict[int, Took] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoRounds(Rounds):
-    """Like `Rounds`, but each round has a length of its own."""
-
     window_bytes: float
-    tried: Tried = field(default_factory=Tried)
+    lone: bool = False
+    measured: dict[tuple[Round, frozenset[str]], tuple[float, float]] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> int:
-        return self.tried.present
-
-    def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        """As in `Rounds`, but `ALONE` gives everything to the fastest member."""
-        return self._shares(self.tried.present, num_groups, paces=paces)
-
-    def length(self, work: Work) -> int:
-        """Steps of the next round: the present length, unless another has a higher value. While a member is not
-        measured the length stays, so a run begins with exact steps; they begin anew when a second member joins.
+    def choose(self, work: Work) -> Round:
+        """The present kind, unless another has a higher value. While a member is not measured it stays, so a run begins
+        with exact steps; they begin anew when a second member joins.
         """
-        last, tried, members = work.merged_steps, self.tried, work.crew.members
-        if len(members) > 1 and tried.steps_of_one:
-            tried.present, tried.steps_of_one = 1, 0
-        elif last and members and all(member.measurements >= MIN_MEASUREMENTS for member in members.values()):
-            tried.longest = lengths(work.rules.num_steps)[-1]
-            tried.present = self._of_several(work) if len(members) > 1 else self._of_one(work)
-        if last and (self._steps(tried.present) > 1) != (last > 1):
-            work.crew.change_transfers(self.window_bytes if last == 1 else 1 / self.window_bytes)
-        return self._steps(tried.present)
+        kind, members = work.kind, work.crew.members
+        if len(members) > 1 and self.lone:
+            kind, self.lone = Round(), False
+        elif work.step_seconds and members and all(each.measurements >= MIN_MEASUREMENTS for each in members.values()):
+            self.lone = len(members) == 1
+            kind = self._for_one(work) if self.lone else self._for_several(work)
+        work.crew.volume = self._volume(kind)
+        return kind
 
-    def _of_several(self, work: Work) -> int:
-        """The length with the highest value."""
+    def _for_several(self, work: Work) -> Round:
+        """The kind with the highest value."""
         self._note(work)
-        tried = self.tried
-        values = {length: self._value(length, work) for length in (*lengths(work.rules.num_steps), ALONE)}
-        alone = values[ALONE] if self._known(tried.longest, work) else values.pop(ALONE)
+        kinds = [Round(steps=steps) for steps in lengths(work.rules.num_steps)]
+        longest, single = kinds[-1], Round(steps=kinds[-1].steps, alone=True, parts=_parts(work))
+        values = {kind: self._value(kind, work) for kind in (*kinds, single)}
+        promised = values[single] if self._known(longest, work) else values.pop(single)
         best = max(values, key=values.__getitem__)
-        if ALONE not in values and (tried.present == ALONE or alone > BETTER * values[best]):
-            return tried.longest
-        return best if values[best] > BETTER * values[tried.present] else tried.present
+        if single not in values and (work.kind.alone or promised > MIN_ADVANTAGE * values[best]):
+            return longest
+        return best if values[best] > MIN_ADVANTAGE * values[work.kind] else work.kind
 
-    def _of_one(self, work: Work) -> int:
-        """The length for the only member: the shortest that its transfers allow, in smaller steps where these help."""
-        tried, groups = self.tried, work.rules.units_per_step
-        smaller = _parts_alone(work.rules) > 1 and tried.longest > 1
-        for steps in lengths(work.rules.num_steps)[smaller:]:
-            (pace,) = self._paces(steps, work).values()
-            if pace.fixed_seconds <= LITTLE * pace.seconds(groups):
+    def _for_one(self, work: Work) -> Round:
+        """The shortest rounds that the only member's transfers allow, in smaller steps where these help."""
+        parts = _parts(work)
+        for steps in lengths(work.rules.num_steps)[parts > 1 :]:
+            kind = Round(steps=steps, alone=parts > 1, parts=parts)
+            (pace,) = self._paces(kind, work).values()
+            if pace.fixed_seconds <= MAX_TRANSFER_PART * pace.seconds(work.rules.units_per_step):
                 break
-        tried.steps_of_one = steps
-        return ALONE if smaller else steps
-
-    def parts(self, work: Work) -> int:
-        """Optimizer steps in each step of the run: several if a machine trains alone."""
-        return _parts_alone(work.rules) if self.tried.present == ALONE else 1
-
-    def _steps(self, length: int) -> int:
-        return length or self.tried.steps_of_one or self.tried.longest
+        return kind
 
     def _note(self, work: Work) -> None:
         """Measure the last round; the result is averaged with an earlier one of the same members."""
-        tried, members, now = self.tried, frozenset(work.crew.members), work.crew.now
-        seconds = (now - work.opened_at) / work.merged_steps
-        before = tried.measured.get(tried.present)
-        if before is not None and before.members == members:
-            seconds = (before.seconds + seconds) / 2
-        tried.measured[tried.present] = Took(seconds=seconds, members=members, at=now)
+        key, now = _key(work.kind, work), work.crew.now
+        before, _ = self.measured.get(key, (work.step_seconds, now))
+        self.measured = {
+            (kind, members): took
+            for (kind, members), took in self.measured.items()
+            if members == key[1] or now - took[1] < MEMORY_SECONDS  # those of other members, for when these come back
+        }
+        self.measured[key] = (before + work.step_seconds) / 2, now
 
-    def _known(self, length: int, work: Work) -> Took | None:
-        """The measurement of a length, if it is recent and was taken with the present members. In `ALONE` that of
-        another length counts for longer: until trying it again costs at most `PROBE_COST` of the time.
-        """
-        took, memory = self.tried.measured.get(length), MEMORY_SECONDS
-        if took is None or took.members != work.crew.members.keys():
-            return None
-        if self.tried.present == ALONE != length:
-            more = took.seconds - (work.crew.now - work.opened_at) / work.merged_steps
-            memory = max(memory, more * self._steps(length) / PROBE_COST)
-        return took if work.crew.now - took.at < memory else None
+    def _known(self, kind: Round, work: Work) -> float:
+        """The measured seconds of a step, with the present members and not too old; else 0."""
+        seconds, at = self.measured.get(_key(kind, work), (0.0, 0.0))
+        more = 0.0 if kind.alone else (seconds - work.step_seconds) * kind.steps
+        return seconds if work.crew.now - at < max(MEMORY_SECONDS, more / PROBE_COST) else 0.0
 
-    def _value(self, length: int, work: Work) -> float:
-        known, paces = self._known(length, work), self._paces(length, work)
-        shares = self._shares(length, work.rules.units_per_step, paces=paces)
-        if known:
-            seconds = known.seconds
-        else:
+    def _value(self, kind: Round, work: Work) -> float:
+        units, paces = work.rules.units_per_step, self._paces(kind, work)
+        shares = shares_alone(units, paces=paces) if kind.alone else self.shares(units, paces=paces)
+        seconds = self._known(kind, work)
+        if not seconds:
             longest = max(paces[name].seconds(share) for name, share in shares.items() if share)
-            seconds = (longest + work.merge_seconds) / self._steps(length)
-        if length == ALONE:
-            rules, parts = work.rules, _parts_alone(work.rules)
-            worth = smaller_steps_teach(rules.step_tokens, parts=parts, num_steps=rules.num_steps)
-            took, compared = self.tried.measured.get(ALONE), self._known(self.tried.longest, work)
-            worth *= UNTRIED if compared and (took is None or took.members != work.crew.members.keys()) else 1.0
-        else:
-            worth = TEACHES[length] if sum(map(bool, shares.values())) > 1 else 1.0
+            seconds = (longest + work.merge_seconds) / kind.steps
+        worth = TEACHES[kind.steps] if sum(map(bool, shares.values())) > 1 else 1.0
+        if kind.alone:
+            rules = work.rules
+            worth = smaller_steps_teach(rules.step_tokens, parts=kind.parts, num_steps=rules.num_steps)
+            is_new = _key(kind, work) not in self.measured
+            worth *= UNTRIED if is_new and self._known(Round(steps=kind.steps), work) else 1.0
         return worth / max(seconds, 1e-9)
 
-    def _shares(self, length: int, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        if length != ALONE:
-            return share_units(num_groups, paces=paces)
-        fastest = min(paces, key=lambda name: (paces[name].seconds(num_groups), name), default="")
-        return {name: num_groups if name == fastest else 0 for name in paces}
+    def _volume(self, kind: Round) -> float:
+        return self.window_bytes if kind.steps > 1 else 1.0
 
-    def _paces(self, length: int, work: Work) -> dict[str, Pace]:
-        """The pace of each member in rounds of this length, in groups of as many units as the round has steps."""
-        rounds = work.merged_steps, self._steps(length)
-        bytes_now, bytes_then = (self.window_bytes if steps > 1 else 1.0 for steps in rounds)
-        at_once = len(work.crew.members) if length == ALONE != self.tried.present else 1
-        return {
-            name: Pace(
-                units_per_second=pace.units_per_second / self._steps(length),
-                fixed_seconds=pace.fixed_seconds * bytes_then / bytes_now / at_once,
-            )
-            for name, pace in work.crew.paces().items()
-        }
+    def _paces(self, kind: Round, work: Work) -> dict[str, Pace]:
+        """The pace of each member in rounds of this kind, in groups of as many units as the round has steps."""
+        at_once = len(work.crew.members) if kind.alone and not work.kind.alone else 1
+        return work.crew.paces(group=kind.steps, volume=self._volume(kind) / at_once)
 
 
-def _parts_alone(rules: Rules) -> int:
+def _key(kind: Round, work: Work) -> tuple[Round, frozenset[str]]:
+    return kind, frozenset(work.crew.members)
+
+
+def _parts(work: Work) -> int:
+    """The steps that a machine alone takes in place of each step of the run. They need windows."""
+    rules = work.rules
+    if len(lengths(rules.num_steps)) == 1:
+        return 1
     return parts_alone(rules.units_per_step, step_tokens=rules.step_tokens, num_steps=rules.num_steps)

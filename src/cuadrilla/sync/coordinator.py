@@ -157,11 +157,11 @@ class Coordinator:
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
-            self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
+            self.work.fail(grant)
             return [Discard(lease_id=said.lease_id), *self._go_on()]
         self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, contribution=said)
-        self.work.revoke(grant.units)
+        self.crew.note_revoked(self.work.ledger.end(units=grant.units))  # another answer is not wanted
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
@@ -192,8 +192,7 @@ class Coordinator:
     def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
         actions: list[Action] = []
         for lease_id in bad_leases:
-            grant = self.work.answers.pop(lease_id).grant
-            self.work.fail(grant, is_smallest=self.rounds.is_smallest(grant, self.work))
+            self.work.fail(self.work.answers.pop(lease_id).grant)
             actions.append(Discard(lease_id=lease_id))
         return [*actions, *self._go_on()]
 

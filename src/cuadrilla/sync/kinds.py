@@ -11,7 +11,6 @@ from cuadrilla.config import AutoSync, ExactSync, WindowsSync
 from cuadrilla.link.base import Tensors
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.exact import ExactWorker, exact_forms
-from cuadrilla.sync.lanes import LaneRounds
 from cuadrilla.sync.merge import Merger
 from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.sync.strategy import Forms, Recipe
@@ -54,7 +53,7 @@ class Strategy:
     def rounds(self) -> Rounds:
         if self.kind == "auto":
             return AutoRounds(window_bytes=self.window_bytes)
-        return LaneRounds(steps=self.steps, sizes=self.lanes) if self.lanes else Rounds(steps=self.steps)
+        return Rounds(steps=self.steps, lanes=self.lanes)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
         """Tensors with the names, dtypes and shapes of each form that a version may have. Their values mean nothing."""

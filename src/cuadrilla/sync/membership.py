@@ -60,7 +60,8 @@ class Rules:
 @dataclass(kw_only=True)
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: running mean of the measured speed, at first 0.
-    `micro_steps`: passes done, as the worker counts them; `rounds_without`: rounds since it last had a share.
+    `transfer_seconds`: in an exact round. `micro_steps`: passes done, as the worker counts them; `rounds_without`:
+    rounds since it last had a share.
     """
 
     hint: float
@@ -78,7 +79,8 @@ class Membership:
     """`now`: set by the coordinator at each event. `members`: in the order in which they joined.
 
     `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned`: nodes that are
-    left out for it. `environment`: that of the first member, in strict mode.
+    left out for it. `environment`: that of the first member, in strict mode. `volume`: bytes that a round moves / those
+    of an exact round.
     """
 
     rules: Rules
@@ -87,6 +89,7 @@ class Membership:
     failed_rounds: Counter[str] = field(default_factory=Counter)
     banned: set[str] = field(default_factory=set)
     environment: dict[str, str] | None = None
+    volume: float = 1.0
     waiting_since: float | None = None
     has_quorum: bool = False
 
@@ -163,10 +166,12 @@ class Membership:
             name: member.units_per_second or max(member.hint * scale, 1e-9) for name, member in self.members.items()
         }
 
-    def paces(self) -> dict[str, Pace]:
-        """The time that units and transfers take each member."""
+    def paces(self, *, group: int = 1, volume: float | None = None) -> dict[str, Pace]:
+        """The time that groups of so many units, and the transfers of a round, take each member. `volume`: if not that
+        of the present rounds."""
+        moved = self.volume if volume is None else volume
         return {
-            name: Pace(units_per_second=speed, fixed_seconds=self.members[name].transfer_seconds)
+            name: Pace(units_per_second=speed / group, fixed_seconds=self.members[name].transfer_seconds * moved)
             for name, speed in self.speeds().items()
         }
 
@@ -179,13 +184,8 @@ class Membership:
         transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)
         memory = SPEED_MEMORY if member.measurements else 0.0
         member.units_per_second += (1 - memory) * (len(lease.units) / (seconds - transfer) - member.units_per_second)
-        member.transfer_seconds += (1 - memory) * (transfer - member.transfer_seconds)
+        member.transfer_seconds += (1 - memory) * (transfer / self.volume - member.transfer_seconds)
         member.measurements += 1
-
-    def change_transfers(self, factor: float) -> None:
-        """Scale all transfer times: from now on `factor` times as many bytes are sent in a round."""
-        for member in self.members.values():
-            member.transfer_seconds *= factor
 
     def note_revoked(self, leases: Iterable[Grant]) -> None:
         """Lower a worker's speed to what a revoked lease shows: in the time it was held, it was not finished. This

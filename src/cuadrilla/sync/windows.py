@@ -29,7 +29,7 @@ On the wire most numbers have 8 bits (`compact.py`) and weights 16. Rounding err
 remember them, because a lane contributes the difference to the rounded weights it started from. With 32 bits and one
 step of plain gradient descent the result is that of the exact strategy.
 
-*Strict*: lanes are cut before it is known which worker computes them (`lanes.py`), a pass is a unit, and the merge adds
+*Strict*: lanes are cut before it is known which worker computes them (`work.py`), a pass is a unit, and the merge adds
 lanes in their order. The weights then have one SHA-256 for any number of workers and any faults.
 """
 

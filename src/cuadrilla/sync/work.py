@@ -4,8 +4,9 @@
 when a version is due. A round is a fixed set of units, shared so that all members finish at the same time.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cuadrilla.link.base import Lease, Version
@@ -14,8 +15,6 @@ from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
 from cuadrilla.sync.ledger import Grant, Ledger
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
-ALONE = 0
-"""In the place of a round's number of steps: the fastest machine trains alone. 1 is an exact step, more is a window."""
 MAX_FAILURES_OF_A_UNIT = 2
 PROBE_COST = 0.02
 """Measuring members that have no share takes at most this part of the time, for all of them together."""
@@ -23,11 +22,22 @@ LATE_FACTOR, MIN_LATE_SECONDS = 1.5, 0.5
 """A lease is late after this many times its expected time, and at least this time: idle members get its units, too."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The kind of a round. `steps` of the run: 1 is an exact step, more is a window. `alone`: only the fastest machine
+    trains. `parts`: the optimizer steps that it then takes in place of each step of the run.
+    """
+
+    steps: int = 1
+    alone: bool = False
+    parts: int = 1
+
+
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: the workers that failed each unit; `skipped`: units that no member
-    could compute. `merged_steps`: optimizer steps of the last version; `parts`: into how many each step of the run is
-    split in a lease of the whole round. `merge_seconds`: running mean from the last answer of a round to its version.
+    could compute. `kind`, `groups`: of the open round; a group is never split. `step_seconds`: of the last round, for
+    each step, at first 0. `merge_seconds`: running mean from the last answer of a round to its version.
     """
 
     rules: Rules
@@ -38,8 +48,9 @@ class Work:
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
-    merged_steps: int = 0
-    parts: int = 1
+    kind: Round = Round()
+    groups: Sequence[range] = ()
+    step_seconds: float = 0.0
     opened_at: float = 0.0
     merge_seconds: float = 0.0
     merging: Merge | None = None
@@ -52,11 +63,10 @@ class Work:
         """Optimizer steps of the open round: the version number grows by one for each."""
         return self.ledger.opened // self.rules.units_per_step - self.version
 
-    def open_round(self, steps: int, *, parts: int = 1) -> None:
-        """Open the next units of the run, for `steps` optimizer steps or for the rest of the run."""
-        self.parts = parts
-        self.ledger.open_units(min(steps, self.rules.num_steps - self.version) * self.rules.units_per_step)
-        self.opened_at = self.crew.now
+    def open_round(self, kind: Round) -> None:
+        """Open the next units of the run, for the steps of this round or for the rest of the run."""
+        self.kind, self.opened_at = kind, self.crew.now
+        self.ledger.open_units(min(kind.steps, self.rules.num_steps - self.version) * self.rules.units_per_step)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -80,7 +90,7 @@ class Work:
             return []
         grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
         whole = len(grant.units) == self.steps * self.rules.units_per_step
-        parts = self.parts if whole else 1
+        parts = self.kind.parts if whole else 1
         lease = Lease(
             lease_id=grant.lease_id,
             version=grant.version,
@@ -103,35 +113,27 @@ class Work:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def revoke(self, units: Iterable[int]) -> None:
-        """End all other leases of these units: they are counted, and another answer is not wanted."""
-        self.crew.note_revoked(self.ledger.end(units=units))
-
-    def fail(self, grant: Grant, *, is_smallest: bool) -> None:
+    def fail(self, grant: Grant) -> None:
         """A contribution is unusable: its units are free again. They are skipped if they failed as often as
-        `MAX_FAILURES_OF_A_UNIT`, and this lease was of the smallest size.
+        `MAX_FAILURES_OF_A_UNIT`, and this lease was no larger than a group.
         """
         self.ledger.uncounted.update(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
+        is_smallest = len(grant.units) <= max(map(len, self.groups))
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
-            self.skip(grant.units)
-
-    def skip(self, units: Sequence[int]) -> None:
-        """Count these units as empty."""
-        self.ledger.uncounted.difference_update(units)
-        self.ledger.end(units=units)
-        self.skipped.update(units)
+            self.ledger.uncounted.difference_update(grant.units)
+            self.ledger.end(units=grant.units)
+            self.skipped.update(grant.units)
 
     def merge(self) -> Merge:
         """The merge of all answers, in the order of their units."""
         ordered = sorted(self.answers.values(), key=lambda answer: answer.grant.units[0])
-        units = tuple(sorted({unit for answer in ordered for unit in answer.grant.units} | self.skipped))
         return Merge(
             version=self.version + self.steps,
             steps=self.steps,
             answers=tuple(ordered),
-            units=units,
+            units=tuple(range(self.version * self.rules.units_per_step, self.ledger.opened)),
             skipped=tuple(sorted(self.skipped)),
             tokens_before=self.tokens,
         )
@@ -142,7 +144,7 @@ class Work:
         return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - excused
 
     def committed(self, merge: Merge) -> None:
-        self.version, self.merged_steps = merge.version, merge.steps
+        self.version, self.step_seconds = merge.version, (self.crew.now - self.opened_at) / merge.steps
         self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
             2 if self.merge_seconds else 1
         )
@@ -154,85 +156,99 @@ class Work:
             self.failures.pop(unit, None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Rounds:
-    """The default rule: a version is due when all units of its round are counted. Units are dealt in groups of as many
-    units as the round has optimizer steps, `steps`. Some strategies have a subclass with another rule.
+    """The default rule: a version is due when all units of its round are counted. Units are dealt in groups of one for
+    each of the round's steps. A strategy may have a subclass, in which each round has a length of its own.
+
+    `lanes`, in strict windows: relative sizes of the groups. A member gets one lane at a time, so the leases are the
+    same for any crew. The merge adds lanes in their order, so one machine that computes them all gives the same bits.
     """
 
     steps: int = 1
+    lanes: Sequence[float] = ()
+
+    def choose(self, work: Work) -> Round:
+        """The kind of the next round."""
+        del work
+        return Round(steps=self.steps)
+
+    def cut(self, work: Work) -> list[range]:
+        """The groups of the open round, the largest first: it is for the fastest member."""
+        units = work.rules.units_per_step
+        sizes = cut_lanes(units, sizes=self.lanes) if self.lanes else [1] * units
+        ends = itertools.accumulate((size * work.steps for size in sizes), initial=work.version * units)
+        return sorted((range(*both) for both in itertools.pairwise(ends)), key=len, reverse=True)
+
+    def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+        """Groups for each of these members."""
+        return dict.fromkeys(paces, 1) if self.lanes else share_units(num_groups, paces=paces)
 
     def deal(self, work: Work) -> list[Action]:
-        """Lease each idle member its share of the free units; units that failed before, one group at a time."""
-        idle, free = work.idle(), work.ledger.free
-        if not idle or not free:
+        """Lease each idle member its share of the free groups; groups that failed before, one at a time."""
+        if not (idle := work.idle()):
+            return []
+        free = work.ledger.free
+        groups = [group for group in work.groups if free.issuperset(group)]
+        if not groups:
             return self._back_up_late(work, idle)
         fresh_round = not (work.ledger.leases or work.answers or work.failures)
-        actions: list[Action] = []
-        size = work.steps
-        shares = self.shares(math.ceil(len(free) / size), paces=_paces_of_groups(work))
+        paces, actions = work.crew.paces(group=work.steps), list[Action]()
+        shares = shares_alone(len(groups), paces=paces) if work.kind.alone else self.shares(len(groups), paces=paces)
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
             count = 1 if work.failures.keys() & work.ledger.free else count
-            able = work.ledger.free - work.failed_by(worker)
-            actions.extend(work.grant(worker, sorted(able)[: size * count]))
-        if work.ledger.free and not work.ledger.leases:  # every idle member failed these units: try once more
-            actions.extend(work.grant(idle[0], sorted(work.ledger.free)[:size]))
+            actions += _lease(work, worker, groups, count=count)
+        if groups and not work.ledger.leases:  # every idle member failed these units: try once more
+            actions += work.grant(idle[0], groups[0])
         return actions
 
     def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
-        """Lease the units of late leases to idle members, too. The first answer counts."""
-        late = work.late() if idle else []
-        units = sorted(work.ledger.held_by_one() & {unit for lease in late for unit in lease.units})
+        """Lease the groups of late leases to idle members, too. The first answer counts."""
+        late = work.late()
+        units = work.ledger.held_by_one() & {unit for lease in late for unit in lease.units}
         if not units:
             return []
-        size, paces, granted = work.steps, _paces_of_groups(work), list[Action]()
-        shares = share_units(math.ceil(len(units) / size), paces={worker: paces[worker] for worker in idle})
+        groups = [group for group in work.groups if units.issuperset(group)]
+        paces, granted = work.crew.paces(group=work.steps), list[Action]()
+        shares = self.shares(len(groups), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
-            chosen = [unit for unit in units if unit not in work.failed_by(worker)][: size * shares[worker]]
-            units = [unit for unit in units if unit not in chosen]
-            granted.extend(work.grant(worker, chosen))
-        return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted] if granted else []
+            granted += _lease(work, worker, groups, count=shares[worker])
+        backed_up = units.difference(*groups)  # the other groups are left in the list
+        late = [lease for lease in late if not backed_up.isdisjoint(lease.units)]
+        return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted]
 
     def due(self, work: Work) -> Merge | None:
         """The merge that makes the next version, once every unit of the round is counted."""
         return None if work.ledger.uncounted else work.merge()
 
-    def is_smallest(self, grant: Grant, work: Work) -> bool:
-        """Whether these units cannot be leased in smaller parts."""
-        return len(grant.units) <= work.steps
-
-    def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
-        return share_units(num_groups, paces=paces)
-
-    @property
-    def kind(self) -> int:
-        """Steps of the present rounds, or `ALONE`."""
-        return self.steps
-
-    def length(self, work: Work) -> int:
-        """Steps of the next round."""
-        del work
-        return self.steps
-
-    def parts(self, work: Work) -> int:
-        """Optimizer steps for each step of the run, in a lease of the whole next round."""
-        del work
-        return 1
-
     def next(self, work: Work) -> list[Action]:
         """Open the next round, and send the committed version to every member."""
-        work.open_round(self.length(work), parts=self.parts(work))
+        work.open_round(self.choose(work))
+        work.groups = self.cut(work)
         return [work.tell_version(worker) for worker in work.crew.members]
 
 
-def _paces_of_groups(work: Work) -> dict[str, Pace]:
-    size = work.steps
-    return {
-        worker: Pace(units_per_second=pace.units_per_second / size, fixed_seconds=pace.fixed_seconds)
-        for worker, pace in work.crew.paces().items()
-    }
+def cut_lanes(units_per_step: int, *, sizes: Sequence[float]) -> list[int]:
+    """Units per step of each lane, in proportion to `sizes` and rounded to whole units; empty lanes are left out."""
+    ends = [0, *(round(units_per_step * sum(sizes[: i + 1]) / sum(sizes)) for i in range(len(sizes)))]
+    return [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
+
+
+def shares_alone(num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
+    """Shares of a round in which only the fastest member trains."""
+    fastest = min(paces, key=lambda name: (paces[name].seconds(num_groups), name))
+    return {**dict.fromkeys(paces, 0), fastest: num_groups}
+
+
+def _lease(work: Work, worker: str, groups: list[range], *, count: int) -> list[Action]:
+    """Lease the first `count` of the groups that this worker has not failed, and remove them from the list."""
+    failed = work.failed_by(worker)
+    chosen = list(itertools.islice((group for group in groups if failed.isdisjoint(group)), count))
+    taken = set(chosen)
+    groups[:] = [group for group in groups if group not in taken]
+    return work.grant(worker, [unit for group in chosen for unit in group])
 
 
 def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
@@ -242,7 +258,7 @@ def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
     waited for so many rounds that one group costs at most its part of `PROBE_COST`.
     """
     shares = dict(planned)
-    paces, fastest = _paces_of_groups(work), max(shares, key=lambda name: (shares[name], name), default="")
+    paces, fastest = work.crew.paces(group=work.steps), max(shares, key=lambda name: (shares[name], name), default="")
     round_seconds = max((paces[name].seconds(count) for name, count in shares.items() if count), default=math.inf)
     cost = PROBE_COST / max(1, sum(share == 0 for share in shares.values()))
     for worker, member in work.crew.members.items():

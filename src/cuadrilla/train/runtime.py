@@ -37,7 +37,6 @@ from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.strategy import MergeHalf
-from cuadrilla.sync.work import ALONE
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.sinks import Scalars, Sink
@@ -100,7 +99,7 @@ class CoordinatorRuntime:
 
     def __post_init__(self) -> None:
         self._work, self._rules = self.coordinator.work, self.coordinator.rules
-        self._kind, self._since = self.coordinator.rounds.kind, self.clock()
+        self._since = self.clock()
         # Not a SimpleQueue: in Python 3.11 its `get` waits for ever if a signal handler takes longer than the timeout.
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
         self._lock = threading.RLock()  # a call that is made at once may enqueue another: the end of its session
@@ -114,7 +113,7 @@ class CoordinatorRuntime:
         also writes the row of the last redone step, if the previous coordinator was killed before it did.
         """
         self._send = send
-        actions = self.coordinator.start()
+        actions, self._kind = self.coordinator.start(), self._work.kind
         version = self.coordinator.version
         if self.store.unlogged is not None:
             self._row = {**self.store.unlogged, **self._speed(0)}
@@ -403,26 +402,26 @@ class CoordinatorRuntime:
         last = version == self._rules.num_steps
         self.store.after_commit(self._snapshot, version=version, row=self._row, last=last)
         self._since = self.clock()
-        if self.coordinator.rounds.kind != self._kind:
-            self._kind = self.coordinator.rounds.kind
+        before, self._kind = self._kind, self._work.kind
+        if self._kind != before and not (before.alone and self._kind.alone):
             self._tell_kind(version)
         self._stop_reason = self._stop_reason or self._why_stop(version)
 
     def _tell_kind(self, version: int) -> None:
         """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
-        if self._kind == ALONE and len(self.coordinator.crew.members) == 1:
+        if self._kind.alone and len(self.coordinator.crew.members) == 1:
             how = Message("the only machine trains, in smaller steps")
-        elif self._kind == ALONE:
+        elif self._kind.alone:
             how = Message("only the fastest machine trains, because over this network that is faster")
-        elif self._kind == 1:
+        elif self._kind.steps == 1:
             how = Message("all machines together in each step")
         else:
             how = Message(
                 "each machine makes {steps} steps by itself before a merge, because over this network that is faster",
-                steps=self._kind,
+                steps=self._kind.steps,
             )
         log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
-        self.store.event("rounds", version=version, steps=self._kind, reason=how)
+        self.store.event("rounds", version=version, steps=self._kind.steps, reason=how)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """Rate and duration of a step with this many tokens; it began when the step before was saved and evaluated."""
