@@ -1,5 +1,7 @@
 """Running statistics: the measurements of a unit, sums without rounding, and one update for each version."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from cuadrilla.errors import TaskError
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.kinds import exact
-from cuadrilla.sync.statistics import MergedStatistics, UnitStatistics
+from cuadrilla.sync.statistics import RunningStatistics, UnitStatistics, refuse_private_buffers, with_own_statistics
 from cuadrilla.sync.strategy import Sums
 from tests.sessions import SOME_LEASE, ConstantGradient, answer_of, recipe_of
 from tests.tasks import Checkpointed
@@ -26,24 +28,23 @@ def mean_of(batches: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def measure(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
-    """The statistics that a worker sends after a lease of these units."""
+    """The statistics that a worker sends after a lease of these units. Its model is not that of record."""
+    model = copy.deepcopy(model)
     statistics = UnitStatistics(model)
     for batch in batches:
-        with statistics.collecting_statistics():
-            model(batch).sum().backward()
+        model(batch).sum().backward()
         assert statistics.add()
-    return dict(statistics.tensors)
+    return dict(statistics.sums)
 
 
 @pytest.mark.parametrize("momentum", [0.25, None])
 def test_a_history_computed_by_hand(momentum: float | None) -> None:
     model = nn.Sequential(nn.BatchNorm1d(2, momentum=momentum))
-    merge = MergedStatistics(model)
+    merge = RunningStatistics(model)
     mean, variance = torch.zeros(2), torch.ones(2)
     for version in (1, 2, 3):
         batches = units(5, seed=version)
-        merge.reduce([measure(model, batches[:1]), measure(model, batches[1:])])
-        merge.step()
+        merge.step(merge.means([measure(model, batches[:1]), measure(model, batches[1:])]))
         m = 1 / version if momentum is None else momentum
         unit_mean, unit_variance = mean_of(batches)
         mean, variance = (1 - m) * mean + m * unit_mean, (1 - m) * variance + m * unit_variance
@@ -74,10 +75,9 @@ def test_several_calls_in_a_pass_count_as_their_mean_and_no_call_as_nothing() ->
     model = Twice().train()
     with torch.no_grad():
         model.frozen.running_mean.fill_(7)
-    merge = MergedStatistics(model)
+    merge = RunningStatistics(model)
     halves = units(2)
-    merge.reduce([measure(model, [torch.cat(halves)])])
-    merge.step()
+    merge.step(merge.means([measure(model, [torch.cat(halves)])]))
     mean, variance = mean_of(halves)
     torch.testing.assert_close(model.shared.running_mean, mean)
     torch.testing.assert_close(model.shared.running_var, variance)
@@ -93,10 +93,9 @@ def test_gradient_checkpointing_measures_the_same() -> None:
     counts = [int(tensors["1.num_batches_tracked"]) for tensors in found]
     assert counts == [3, 3]
     model = Checkpointed(nn.BatchNorm1d(2))
-    merge = MergedStatistics(model)
-    merge.reduce([measure(model, batches)])
-    torch.testing.assert_close(merge.mean["0.running_mean"], mean_of(batches)[0])
-    torch.testing.assert_close(merge.mean["0.running_var"], mean_of(batches)[1])
+    means = RunningStatistics(model).means([measure(model, batches)])
+    torch.testing.assert_close(means["0.running_mean"], mean_of(batches)[0])
+    torch.testing.assert_close(means["0.running_var"], mean_of(batches)[1])
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -112,8 +111,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
         worker.begin(SOME_LEASE)
         sums = Sums(tokens=10)
         for batch in units(2, seed=version):
-            with worker.collecting_statistics():
-                models[2](batch).sum().backward()
+            models[2](batch).sum().backward()
             worker.after_micro_step(sums)
         answer = answer_of(worker, tokens=sums.tokens)
         form = strategy.contributions_like(models[0], recipe)[0]
@@ -142,3 +140,36 @@ def test_statistics_that_cannot_be_merged_are_refused_by_name(make, name: str) -
     with pytest.raises(TaskError, match=name) as caught:
         UnitStatistics(make())
     assert "track_running_stats=False" in caught.value.hint
+
+
+def test_a_copy_for_measuring_shares_all_tensors_but_the_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.25), nn.Linear(2, 1))
+    own = with_own_statistics(model)
+    UnitStatistics(own)
+    own(units(1)[0]).sum().backward()
+    assert all(one is other for one, other in zip(own.parameters(), model.parameters(), strict=True))
+    assert model[0].momentum == 0.25
+    assert (model[0].running_mean.tolist(), int(model[0].num_batches_tracked)) == ([0, 0], 0)
+
+
+class Counts(nn.BatchNorm1d):
+    """Counts its passes in a saved buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.register_buffer("num_passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_passes += 1
+        return super().forward(x)
+
+
+def test_a_buffer_that_is_not_merged_is_refused_in_a_copy_of_the_model() -> None:
+    """Rank 0 of an island that coordinates trains with a copy."""
+    model = Counts()
+    refuse_private_buffers(model)
+    own, batch = with_own_statistics(model), units(1)[0]
+    with pytest.raises(TaskError, match="num_passes"):
+        own(batch)
+    for once_checked in (own, model):
+        once_checked(batch)

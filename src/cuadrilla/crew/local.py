@@ -1,6 +1,5 @@
 """One worker in the calling thread: its model is the coordinator's, without a second copy of the weights."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -43,8 +42,7 @@ def run_local(
 
 def _work(context: RunContext, end: InProcLink, *, wrap_link: Callable[[Link], Link]) -> None:
     practice = PracticeLink(end)
-    if context.strategy.moves_weights:
-        context = replace(context, model=copy.deepcopy(context.model))
+    context = replace(context, model=context.strategy.workers_model(context.model))
     if context.config.train.compile:
         compile_blocks(context.model)
     report = partial(context.coordination.deliver, WORKER)

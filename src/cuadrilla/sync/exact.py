@@ -17,7 +17,6 @@ A worker that trains alone shares the coordinator's parameter tensors: nothing i
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class ExactWorker:
     def __init__(self, model: nn.Module, *, strict: bool = False) -> None:
         self.params: Parameters = trainable(model)
         self._statistics = UnitStatistics(model)
-        self.one_unit_per_micro_step = strict or bool(self._statistics)  # BatchNorm normalises over one unit
+        self.one_unit_per_micro_step = strict or bool(self._statistics.record)  # BatchNorm normalises over one unit
         self._strict = strict
         self._fixed: dict[str, Tensor] = {}
 
@@ -53,10 +52,6 @@ class ExactWorker:
         for parameter in self.params.values():
             parameter.grad = None
         self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
-
-    def collecting_statistics(self) -> AbstractContextManager[None]:
-        """Wraps each pass, forward and backward: running statistics (BatchNorm) are collected, but not changed."""
-        return self._statistics.collecting_statistics()
 
     def after_micro_step(self, sums: Sums) -> None:
         """Called after each pass, whose loss and tokens are in `sums`; `.grad` is that of Σ loss / planned tokens. Add
@@ -85,7 +80,7 @@ class ExactWorker:
             gradients = {GRADIENT + name: self._fixed_sum(name) for name in self.params}
         else:
             gradients = {GRADIENT + name: _gradient(parameter) for name, parameter in self.params.items()}
-        return {**gradients, **self._statistics.tensors}
+        return {**gradients, **self._statistics.sums}
 
     def _fixed_sum(self, name: str) -> Tensor:
         if name not in self._fixed:

@@ -1,5 +1,6 @@
 """The strategies that `sync.kind` names: which worker half, rounds and tensors each has. They share the merge half."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from cuadrilla.link.base import Tensors
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.exact import ExactWorker, exact_forms
 from cuadrilla.sync.merge import Merger
-from cuadrilla.sync.statistics import statistics_of
+from cuadrilla.sync.statistics import statistics_of, with_own_statistics
 from cuadrilla.sync.strategy import Forms, Recipe
 from cuadrilla.sync.windows import WindowsWorker, window_forms
 from cuadrilla.sync.work import Rounds
@@ -34,12 +35,12 @@ class Strategy:
     lanes: Sequence[float] = ()
     window_bytes: float = 1.0
 
-    @property
-    def moves_weights(self) -> bool:
-        """Whether the worker half changes the parameters of its model. So it never shares the model of record, not even
-        in the coordinator's own process.
-        """
-        return self.kind != "exact"
+    def workers_model(self, model: nn.Module) -> nn.Module:
+        """The model of a worker in the coordinator's process. In windows it changes its parameters, so that they are
+        copied; exact steps share the tensors of record, except running statistics."""
+        if self.kind != "exact":
+            return copy.deepcopy(model)
+        return with_own_statistics(model) if statistics_of(model) else model
 
     def worker(self, model: nn.Module, recipe: Recipe) -> ExactWorker:
         """Raises TaskError for a model that this strategy would train wrongly."""

@@ -24,7 +24,7 @@ from cuadrilla.link.base import Contribution, Tensors
 from cuadrilla.sync.compact import expanded, names_of
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import FIXED_POINT_SCALE, as_double, place_of_double
-from cuadrilla.sync.statistics import MergedStatistics
+from cuadrilla.sync.statistics import RunningStatistics
 from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Recipe, Reduced, trainable
 from cuadrilla.sync.windows import SQUARES, state_in, window_version
 
@@ -41,7 +41,7 @@ class Merger:
     def __init__(self, model: nn.Module, recipe: Recipe, *, windows_from: float = math.inf, bits: int = 8) -> None:
         self._params, self._recipe = trainable(model), recipe
         self._windows_from, self._bits = windows_from, bits
-        self._statistics = MergedStatistics(model)
+        self._statistics = RunningStatistics(model)
         self._optimizer = recipe.make_optimizer(self._params)
         self._means: dict[str, Tensor] = {}
         self._in_windows = windows_from <= 1
@@ -75,8 +75,7 @@ class Merger:
         self.load_update({})  # the last one may have been skipped, and holds memory
         names = [name for name in names_of(said[0].tensors) if name not in self._statistics.record]
         update = {name: self._merged(name, said, planned_tokens=planned_tokens) for name in names}
-        self.load_update(update)
-        self._statistics.reduce([each.tensors for each in said])
+        self.load_update(update | self._statistics.means([each.tensors for each in said]))
         directions = self._direction_names(update)
         norm = _norm([update[name] for name in directions])
         rest = _norm([update[name] for name in update.keys() - set(directions)])
@@ -140,17 +139,14 @@ class Merger:
 
     def update(self) -> Mapping[str, Tensor]:
         gradients = {GRADIENT + name: p.grad for name, p in self._params.items() if p.grad is not None}
-        return {**gradients, **self._means, **self._statistics.mean}
+        return {**gradients, **self._means}
 
     def load_update(self, update: Mapping[str, Tensor]) -> None:
-        """Keep gradients as `.grad`, the means of running statistics where they belong, and all else in `_means`."""
+        """Keep gradients as `.grad`, and all else in `_means`."""
         for name, parameter in self._params.items():
             gradient = update.get(GRADIENT + name)
             parameter.grad = None if gradient is None else gradient.to(parameter)
-        rest = {name: tensor for name, tensor in update.items() if not name.startswith(GRADIENT)}
-        running = self._statistics.record.keys()
-        self._statistics.mean = {name: tensor for name, tensor in rest.items() if name in running}
-        self._means = {name: tensor.to(self._place) for name, tensor in rest.items() if name not in running}
+        self._means = {name: t.to(self._place) for name, t in update.items() if not name.startswith(GRADIENT)}
 
     @torch.no_grad()
     def step(self, *, norm: float, version: int, steps: int) -> float:
@@ -161,7 +157,7 @@ class Merger:
         if state := state_in(self._means):
             self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **state})
         self._optimize(norm=norm, steps=range(version - steps + 1, version + 1))
-        self._statistics.step()
+        self._statistics.step(self._means)
         self.load_update({})
         return self._recipe.lr_factor(version)
 

@@ -1,8 +1,8 @@
 """Running statistics (BatchNorm) that do not depend on which worker computes which unit.
 
     worker: one pass is one unit, so a module normalises over a unit; its mean and unbiased variance in each unit
-            are added up over the lease, with the number of units        `collecting_statistics`, `add`, `tensors`
-    merge:  m = Σ over the counted units / their number                             `reduce`
+            are added up over the lease, with the number of units                   `begin`, `add`, `sums`
+    merge:  m = Σ over the counted units / their number                             `means`
             running = (1 - momentum) · running + momentum · m, once per version     `step`
 
 Only that step changes the statistics of record. An update that the guard skips leaves them as they are, a roll-back
@@ -13,15 +13,15 @@ Before the addition each value becomes two int64 numbers, its whole part and its
 not depend on order or split, strict or not. There is room for 65,536 units of values below 2^46. A larger value, or
 one that is not finite, makes the contribution invalid.
 
-During a pass a module writes into tensors of the worker, since a worker alone shares those of record with the
-coordinator. For the pass its momentum is None and its count begins at 0, so it keeps the mean over its calls in the
-pass: shared layers, and those that gradient checkpointing computes twice, are called several times. With a momentum of
-None, torch.compile breaks its graph at the module. A module that a pass does not call, or that is in evaluation mode
-(frozen), adds nothing. A module without any unit in a version keeps its statistics.
+A worker's modules are never those of record (`with_own_statistics`), and measure one unit at a time: their momentum is
+None and their count begins at 0, so they keep the mean over their calls in the pass. Shared layers, and those that
+gradient checkpointing computes twice, are called several times. With a momentum of None, torch.compile breaks its graph
+at the module. A module that a pass does not call, or that is in evaluation mode (frozen), adds nothing. A module
+without any unit in a version keeps its statistics.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ from cuadrilla.messages import Message
 
 VALUES = ("running_mean", "running_var")
 COUNT = "num_batches_tracked"
-PART = 2.0**46
-LARGEST = 2.0**46
+FRACTION_SCALE = 2.0**46
+MAX_VALUE = 2.0**46
 
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
@@ -70,104 +70,95 @@ def sums_like(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def with_own_statistics(model: nn.Module) -> nn.Module:
+    """A copy of the model that shares all its tensors except the running statistics."""
+    own, tensors = statistics_of(model).keys(), [*model.named_parameters(), *model.named_buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for name, tensor in tensors if name not in own})
+
+
 class UnitStatistics:
-    """The worker half."""
+    """The worker half. Its model's modules are for measuring only."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = batch_norms(model)
-        self._own = {name: _own_tensors(module) for name, module in self._modules.items()}
-        self._zeros = sums_like(model)
+        for module in self._modules.values():
+            module.momentum = None
+            module.num_batches_tracked = torch.zeros((), dtype=torch.int64)  # on the CPU: Python reads it
         self.record = statistics_of(model)
+        self._zeros = sums_like(model)
         self.begin()
 
-    def __bool__(self) -> bool:
-        return bool(self._modules)
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The sums of this lease. Later leases do not change these tensors."""
-        return self._sums
-
     def begin(self) -> None:
-        self._sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
+        """Forget all units. Contributions keep the tensors of earlier sums."""
+        self.sums = {name: zeros.clone() for name, zeros in self._zeros.items()}
+        self._reset()
 
-    @contextmanager
-    def collecting_statistics(self) -> Iterator[None]:
-        """Wraps the pass of one unit, forward and backward."""
-        replaced: list[tuple[BatchNorm, dict[str, object]]] = []
-        try:
-            for name, module in self._modules.items():
-                own = self._own[name]
-                for tensor in own.values():
-                    tensor.zero_()
-                if module.training:
-                    replaced.append((module, {key: getattr(module, key) for key in (*own, "momentum")}))
-                    _assign(module, {**own, "momentum": None})
-            yield
-        finally:
-            for module, before in replaced:
-                _assign(module, before)
+    def _reset(self) -> None:
+        for module in self._modules.values():
+            if module.training:
+                module.reset_running_stats()
 
     def add(self) -> bool:
         """Add the statistics of the last pass. If a value is not finite or too large, nothing is added: False."""
-        called = [name for name, own in self._own.items() if int(own[COUNT])]
+        record, modules = self.record, self._modules.items()
+        called = [name for name, module in modules if module.training and int(record[_full(name, COUNT)])]
         if not called:
             return True
-        measured = {_full(name, key): self._own[name][key] for name in called for key in VALUES}
+        measured = {_full(name, key): record[_full(name, key)] for name in called for key in VALUES}
         values = torch.cat([*measured.values()]).cpu().double()  # one copy from the device, not one for each module
+        self._reset()
         whole = values.trunc()
-        if not bool(whole.abs().max() < LARGEST):  # also False for NaN
+        if not bool(whole.abs().max() < MAX_VALUE):  # also False for NaN
             return False
-        fixed = torch.stack([whole, ((values - whole) * PART).round()]).to(torch.int64)
+        fixed = torch.stack([whole, ((values - whole) * FRACTION_SCALE).round()]).to(torch.int64)
         sizes = [len(tensor) for tensor in measured.values()]
         for name, part in zip(measured, torch.split(fixed, sizes, dim=1), strict=True):
-            self._sums[name].add_(part)
+            self.sums[name].add_(part)
         for name in called:
-            self._sums[_full(name, COUNT)].add_(1)
+            self.sums[_full(name, COUNT)].add_(1)
         return True
 
 
-class MergedStatistics:
-    """The merge half. `mean`: each statistic's mean over the round's units, without modules that no unit called."""
+class RunningStatistics:
+    """The merge half: the statistics of record."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = batch_norms(model)
         self.record = statistics_of(model)
-        self.mean: dict[str, Tensor] = {}
 
     def can_be(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether `num_units` units can have these sums: variances and counts are in range, and means not too large."""
         for module in self._modules:
             count = int(tensors[_full(module, COUNT)])
             mean, variance = (tensors[_full(module, key)][0].double() for key in VALUES)
-            largest = LARGEST * max(count, 1)
+            largest = MAX_VALUE * max(count, 1)
             if not 0 <= count <= num_units or bool((variance < -1).any() | (variance > largest).any()):
                 return False
             if bool((mean.abs() > largest).any()):
                 return False
         return True
 
-    def reduce(self, contributions: Sequence[Mapping[str, Tensor]]) -> None:
-        """Compute `mean`. The statistics of record do not change."""
-        self.mean = {}
+    def means(self, contributions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Each statistic's mean over the round's units, without modules that no unit called."""
+        found: dict[str, Tensor] = {}
         for module in self._modules:
             num_units = sum(int(tensors[_full(module, COUNT)]) for tensors in contributions)
             for name in (_full(module, key) for key in VALUES if num_units):
                 whole, parts = torch.stack([tensors[name] for tensors in contributions]).sum(0).cpu().double()
-                self.mean[name] = ((whole + parts / PART) / num_units).to(self.record[name].dtype)
+                found[name] = ((whole + parts / FRACTION_SCALE) / num_units).to(self.record[name].dtype)
+        return found
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Move the statistics of record towards `mean`, and clear `mean`."""
+    def step(self, means: Mapping[str, Tensor]) -> None:
+        """Move the statistics of record towards the means of a version."""
         for prefix, module in self._modules.items():
-            if _full(prefix, VALUES[0]) not in self.mean:
+            if _full(prefix, VALUES[0]) not in means:
                 continue
             num_versions = self.record[_full(prefix, COUNT)].add_(1)
             momentum = 1 / int(num_versions) if module.momentum is None else module.momentum
             for name in (_full(prefix, key) for key in VALUES):
                 record = self.record[name]
-                record.mul_(1 - momentum).add_(self.mean[name].to(record.device), alpha=momentum)
-        self.mean = {}
+                record.mul_(1 - momentum).add_(means[name].to(record.device), alpha=momentum)
 
 
 def refuse_private_buffers(model: nn.Module) -> None:
@@ -178,9 +169,10 @@ def refuse_private_buffers(model: nn.Module) -> None:
     saved = model.state_dict().keys() - statistics_of(model).keys()
     before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
 
-    def look(*_arguments: object) -> None:
+    def check(module: nn.Module, *_arguments: object) -> None:
         hook.remove()
-        now = dict(model.named_buffers())
+        module._forward_hooks.pop(hook.id, None)  # the module may be a copy of the model
+        now = dict(module.named_buffers())
         changed = [name for name, (old, count) in before.items() if now.get(name) is not old or old._version != count]
         if changed:
             raise TaskError(
@@ -189,19 +181,8 @@ def refuse_private_buffers(model: nn.Module) -> None:
                 hint="make it a parameter, register it with persistent=False if it is a cache, or use one worker",
             )
 
-    hook = model.register_forward_hook(look)
+    hook = model.register_forward_hook(check)
 
 
 def _full(module: str, key: str) -> str:
     return f"{module}.{key}" if module else key
-
-
-def _own_tensors(module: BatchNorm) -> dict[str, Tensor]:
-    """The tensors a module writes into during a pass. Python reads the count at each call, so it stays on the CPU."""
-    own = {key: torch.zeros_like(getattr(module, key)) for key in VALUES}
-    return {**own, COUNT: torch.zeros((), dtype=torch.int64)}
-
-
-def _assign(module: nn.Module, values: Mapping[str, object]) -> None:
-    for key, value in values.items():
-        setattr(module, key, value)

@@ -77,8 +77,7 @@ def train(
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
                 worker.seed_pass(unit, first)
-                with sync.collecting_statistics():
-                    add_loss(sums, *micro_step(task, model, batch, worker, scale=loss_scale / lease.planned_tokens))
+                add_loss(sums, *micro_step(task, model, batch, worker, scale=loss_scale / lease.planned_tokens))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
