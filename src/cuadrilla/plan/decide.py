@@ -129,11 +129,7 @@ def _batch(config: Config, tokens: int) -> Decision | None:
     alone = isinstance(config.engine, LocalEngine)
     unit, context = config.train.unit_sequences or 1, config.model.shape[3]
     sequences = unit * max(step_tokens(tokens, alone=alone) // (context * unit), 1)
-    step = sequences * context
-    if alone:
-        reason = Message("steps of {step:,} tokens, in a run of {tokens:,}", step=step, tokens=tokens)
-    else:
-        reason = Message("steps of {step:,} tokens, in a crew's run of {tokens:,}", step=step, tokens=tokens)
+    reason = Message("steps of {step:,} tokens, in a run of {tokens:,}", step=sequences * context, tokens=tokens)
     return Decision(key="train.batch_sequences", value=sequences, reason=reason)
 
 

@@ -50,8 +50,6 @@ def choose_devices(
     labels = [device.label for device in chosen]
     if twice := next((label for label in labels if label != "cpu" and labels.count(label) > 1), ""):
         raise DeviceError("{device} is named twice", device=twice, hint="an accelerator has one worker")
-    if len(chosen) > MAX_DEVICES:
-        raise DeviceError("{number} devices are too many", number=len(chosen), hint="at most 8")
     if strict and len({device.kind for device in chosen}) > 1:
         raise DeviceError("strict training needs devices of one kind", hint="or sync.strict = false")
     return DeviceChoice(uses=uses_of(labels, cores=cores, visible=visible), notes=notes)
@@ -72,16 +70,12 @@ def uses_of(labels: Sequence[str], *, cores: int, visible: str | None = None) ->
         kind, _, index = label.partition(":")
         threads = shared if label == "cpu" or not num_cpus else 1
         if kind == "cuda" and len(labels) > 1:  # it sees only its card, and makes no context on others
-            variables = {"CUDA_VISIBLE_DEVICES": card(int(index), visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+            card = visible.split(",")[int(index)].strip() if visible else index
+            variables = {"CUDA_VISIBLE_DEVICES": card, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
             made.append(Use(name=name, device="cuda", threads=threads, environment=variables))
         else:
             made.append(Use(name=name if len(labels) > 1 else "", device=label, threads=threads))
     return tuple(made)
-
-
-def card(index: int, visible: str | None) -> str:
-    """The CUDA_VISIBLE_DEVICES of a process that is to see only the card that is cuda:`index` in this process."""
-    return visible.split(",")[index].strip() if visible else str(index)
 
 
 def _all_usable(found: Sequence[Device], *, strict: bool) -> tuple[list[Device], tuple[Message, ...]]:

@@ -29,7 +29,7 @@ CRITICAL_TOKENS, CRITICAL_RUN = 16_384, 3_000_000
 of a run that is longer than the second constant."""
 SMALL = 8
 """Steps of 1/8 of the critical tokens use a token nearly as well as smaller ones, which need more optimizer time."""
-WORTH = 0.02
+MIN_GAIN = 0.02
 """A machine is left out if it adds less than this part to the crew's speed."""
 
 
@@ -140,8 +140,8 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
 
 
 def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Prediction:
-    """Of the crews of the machines that finish their first units soonest, the smallest whose gain is within `WORTH` of
-    the highest."""
+    """Of the crews of the machines that finish their first units soonest, the smallest whose gain is within `MIN_GAIN`
+    of the highest."""
     paces, sizes = _paces(crew, work, steps=steps), [len(crew.machines)]
     useful = sorted(crew.machines, key=lambda machine: paces[machine.name].seconds(1))
     while sizes[-1] > 1:  # of large crews not every size: it takes too long
@@ -149,7 +149,7 @@ def _worth_it(crew: Crew, work: Workload, *, steps: int, alone: float) -> Predic
     crews = [replace(crew, machines=useful[:size]) for size in sizes]
     found = [predict_crew(each, work, steps=steps, alone=alone) for each in crews]
     most = max(prediction.gain for prediction in found)
-    return next(prediction for prediction in reversed(found) if prediction.gain * (1 + WORTH) >= most)
+    return next(prediction for prediction in reversed(found) if prediction.gain * (1 + MIN_GAIN) >= most)
 
 
 def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:

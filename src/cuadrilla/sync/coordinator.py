@@ -139,9 +139,9 @@ class Coordinator:
         return [Send(worker=worker, message=Stop(reason=Message("not a member of this run any more"), again=True))]
 
     def _evict_unresponsive(self) -> list[Action]:
-        actions: list[Action] = []
+        actions, held = list[Action](), {lease.worker: lease for lease in self.work.ledger.leases.values()}
         for worker in list(self.crew.members):
-            if reason := self.crew.why_evict(worker, next(iter(self.work.ledger.held_by(worker)), None)):
+            if reason := self.crew.why_evict(worker, held.get(worker)):
                 actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
                 actions.extend(self._remove(worker))
         return actions
@@ -149,8 +149,6 @@ class Coordinator:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
-        if said.lease_id in self.work.answers:  # the same answer twice
-            return self._note_progress(worker, Progress(micro_steps=0))
         grant = self.work.ledger.count(said.lease_id, worker=worker)
         if worker in self.crew.members:
             self.crew.members[worker].heard_at = self.crew.now  # an unusable answer is a sign of life, too

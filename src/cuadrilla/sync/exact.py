@@ -51,7 +51,8 @@ class ExactWorker:
         self._statistics.begin()
         for parameter in self.params.values():
             parameter.grad = None
-        self._fixed = {}  # not zeroed in place: an earlier answer of this round may still be waiting for its merge
+        # Not zeroed in place: an earlier answer of this round may still be waiting for its merge.
+        self._fixed = {name: _zeros(parameter) for name, parameter in self.params.items() if self._strict}
 
     def after_micro_step(self, sums: Sums) -> None:
         """Called after each pass, whose loss and tokens are in `sums`; `.grad` is that of Σ loss / planned tokens. Add
@@ -61,14 +62,13 @@ class ExactWorker:
         if not self._strict:
             return
         for name, parameter in self.params.items():
-            total = self._fixed_sum(name)
             if parameter.grad is None:
                 continue
             scaled = as_double(parameter.grad).mul_(FIXED_POINT_SCALE).round_()
             if not bool(scaled.abs().max() < FIXED_POINT_LIMIT):  # also False for NaN
                 sums.valid = False
             else:
-                total.add_(scaled.to(torch.int64))
+                self._fixed[name].add_(scaled.to(torch.int64))
             parameter.grad = None
 
     def local_step(self, sums: Sums) -> None:
@@ -77,17 +77,10 @@ class ExactWorker:
     def contribute(self) -> Tensors:
         """The tensors of the contribution. They must not change until the next `apply`."""
         if self._strict:  # also zeros for what no pass has reached, as in a lease without units
-            gradients = {GRADIENT + name: self._fixed_sum(name) for name in self.params}
+            gradients = {GRADIENT + name: total for name, total in self._fixed.items()}
         else:
             gradients = {GRADIENT + name: _gradient(parameter) for name, parameter in self.params.items()}
         return {**gradients, **self._statistics.sums}
-
-    def _fixed_sum(self, name: str) -> Tensor:
-        if name not in self._fixed:
-            parameter = self.params[name]
-            place = place_of_double(parameter.device)
-            self._fixed[name] = torch.zeros(parameter.shape, dtype=torch.int64, device=place)
-        return self._fixed[name]
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Load a committed version."""
@@ -105,6 +98,10 @@ def exact_forms(model: nn.Module, *, strict: bool) -> Forms:
     params, dtype = trainable(model), torch.int64 if strict else None
     gradients = {GRADIENT + name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in params.items()}
     return Forms(version={**params, **statistics_of(model)}, contributions=({**gradients, **sums_like(model)},))
+
+
+def _zeros(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros(parameter.shape, dtype=torch.int64, device=place_of_double(parameter.device))
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

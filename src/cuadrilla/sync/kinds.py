@@ -25,7 +25,7 @@ WINDOWS_FROM = {"exact": math.inf, "windows": 0.0, "auto": 2.0}
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """`steps`: optimizer steps of a window. `bits` of most numbers of a window on the wire: 8 or 32. `lanes`: relative
-    sizes of the lanes of strict windows. `window_bytes`, for auto: bytes sent in a window / those of an exact round.
+    sizes of the lanes of strict windows.
     """
 
     kind: Literal["exact", "windows", "auto"]
@@ -33,7 +33,6 @@ class Strategy:
     steps: int = 1
     bits: int = 8
     lanes: Sequence[float] = ()
-    window_bytes: float = 1.0
 
     def workers_model(self, model: nn.Module) -> nn.Module:
         """The model of a worker in the coordinator's process. In windows it changes its parameters, so that they are
@@ -53,7 +52,7 @@ class Strategy:
 
     def rounds(self) -> Rounds:
         if self.kind == "auto":
-            return AutoRounds(window_bytes=self.window_bytes)
+            return AutoRounds()
         return Rounds(steps=self.steps, lanes=self.lanes)
 
     def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
@@ -82,23 +81,17 @@ def windows(*, steps: int, bits: int = 8, lanes: Sequence[float] = ()) -> Strate
     return Strategy(kind="windows", strict=bool(lanes), steps=steps, bits=bits, lanes=lanes)
 
 
-def auto(model: nn.Module, recipe: Recipe) -> Strategy:
-    """Exact steps and windows in turn, with the `window_bytes` of this model."""
-    window_bytes = round_bytes(windows(steps=2), model, recipe) / round_bytes(exact(), model, recipe)
-    return Strategy(kind="auto", window_bytes=window_bytes)
-
-
 def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
     """Bytes of a version and a contribution together."""
     forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
     return sum(tensor.nbytes for form in forms for tensor in form.values())
 
 
-def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module, recipe: Recipe) -> Strategy:
+def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module) -> Strategy:
     """`auto` becomes exact where only exact works: in strict mode, and for models with running statistics."""
     match section:
         case AutoSync(strict=False) if not statistics_of(model):
-            return auto(model, recipe)
+            return Strategy(kind="auto")
         case ExactSync(strict=strict) | AutoSync(strict=strict):
             return exact(strict=strict)
         case WindowsSync():

@@ -76,7 +76,3 @@ class Ledger:
         """Units that exactly one worker holds."""
         holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
         return {unit for unit, number in holders.items() if number == 1}
-
-    def held_by(self, worker: str) -> list[Grant]:
-        """The leases of a worker, the oldest first."""
-        return [lease for lease in self.leases.values() if lease.worker == worker]

@@ -9,7 +9,6 @@ A node that fails units that others can compute is left out, from the second suc
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 
 from cuadrilla.link.base import Hello, Progress, node_of
 from cuadrilla.messages import Message
@@ -96,25 +95,21 @@ class Membership:
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def admit(self, worker: str, hello: Hello) -> str:
-        """Make a worker a member. Returns "", or why it is refused."""
-        if reason := self._unsuitable(worker, hello.environment):
-            return reason
-        self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
-        return ""
-
-    def _unsuitable(self, worker: str, environment: Mapping[str, str]) -> str:
-        """Why this worker is refused, or "". In strict mode all environments must equal the first member's."""
+        """Make a worker a member. Returns "", or why it is refused. In strict mode all environments must equal the
+        first member's."""
+        environment = hello.environment
         if node_of(worker) in self.banned:
             return BANNED
         if different := _differing(self.rules.fingerprint, environment):
             template = "its program differs from the coordinator's: {different}; all machines need the same version"
-            return Message(template, different=_joined(different))
+            return Message(template, different=", ".join(different))
         if self.rules.same_environment:
             if self.environment is None:
                 self.environment = dict(environment)
             if different := _differing(self.environment, environment, also_new=True):
                 template = "strict mode needs identical machines; here these differ: {different}"
-                return Message(template, different=_joined(different[:3]))
+                return Message(template, different=", ".join(different[:3]))
+        self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
         return ""
 
     def note_quorum(self) -> bool:
@@ -221,15 +216,8 @@ class Membership:
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
 
 
-def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[Message]:
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[str]:
     """The entries of `ours` that differ in `theirs`. `also_new`: also the entries that only `theirs` has."""
-    none = Message("none")
-    return [
-        Message("{key} ({theirs} instead of {ours})", key=key, theirs=theirs.get(key, none), ours=ours.get(key, none))
-        for key in sorted(ours.keys() | (theirs.keys() if also_new else set()))
-        if ours.get(key) != theirs.get(key)
-    ]
-
-
-def _joined(parts: Iterable[Message]) -> Message:
-    return reduce(lambda one, other: Message("{one}, {other}", one=one, other=other), parts)
+    keys = sorted(ours.keys() | (theirs.keys() if also_new else set()))
+    different = [key for key in keys if ours.get(key) != theirs.get(key)]
+    return [f"{key} {theirs.get(key, '–')} ≠ {ours.get(key, '–')}" for key in different]

@@ -155,7 +155,7 @@ def equip(
         precision=precision,
         pass_tokens=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
         length=length,
-        strategy=strategy or make_strategy(config.sync, model, recipe),
+        strategy=strategy or make_strategy(config.sync, model),
         recipe=recipe,
         speed=speed,
     )
