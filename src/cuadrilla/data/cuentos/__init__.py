@@ -11,8 +11,6 @@ on (`test_seeds_do_not_share_stories`).
 Read `grammar`, then `template` (its notation), `writer`, `checker`, `pairs`.
 """
 
-from __future__ import annotations
-
 from cuadrilla.data.cuentos.checker import Fault, check
 from cuadrilla.data.cuentos.pairs import MinimalPair, minimal_pairs
 from cuadrilla.data.cuentos.writer import stories, story

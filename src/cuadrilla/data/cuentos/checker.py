@@ -10,8 +10,6 @@ planted error is refused (`test_checker_rejects_planted_errors`). The kind of fa
 from the farthest place that any reading reached.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ multiplies only those alternatives of a rule that differ from all earlier ones i
 (`test_distinct_stories_have_a_proven_lower_bound`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 RULES: Mapping[str, tuple[str, ...]] = {

@@ -5,8 +5,6 @@ Invariants (`test_lexicon_values_are_distinct_and_prefix_free`): in each field, 
 same text, and none is the beginning of another. So a text determines its bindings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,6 +39,12 @@ def _things(names: str, *, gender: Gender, plural: bool = False) -> tuple[Entry,
 
 def _phrases(*texts: str) -> tuple[Entry, ...]:
     return tuple(Entry(parts={"word": text}) for text in texts)
+
+
+def _causes(names: str, *rows: str) -> tuple[Entry, ...]:
+    """An entry for each row. Its texts, which ` | ` separates, have these names."""
+    texts = (row.split(" | ") for row in rows)
+    return tuple(Entry(parts=dict(zip(names.split(), each, strict=True))) for each in texts)
 
 
 def _adjectives(words: str) -> tuple[Entry, ...]:
@@ -79,94 +83,26 @@ QUALITIES = _adjectives("curioso listo alegre valiente")
 TIMES = _phrases("Un día", "Una mañana", "Una tarde", "Un sábado", "Un domingo")
 HIDEOUTS = _phrases("detrás de un árbol", "debajo de un banco", "junto a una piedra", "al lado del camino")
 
-# What happens, what it does to the child, what the child says, and the one thing that helps.
-TROUBLES = (
-    Entry(
-        parts={
-            "cause": "empezó a llover",
-            "effect": "se mojó los pies",
-            "say": "¡Tengo los pies mojados!",
-            "thing": "un paraguas",
-            "the": "el paraguas",
-            "result": "dejó de mojarse",
-        }
-    ),
-    Entry(
-        parts={
-            "cause": "empezó a nevar",
-            "effect": "se puso a temblar",
-            "say": "¡Tengo mucho frío!",
-            "thing": "una manta",
-            "the": "la manta",
-            "result": "dejó de temblar",
-        }
-    ),
-    Entry(
-        parts={
-            "cause": "empezó a hacer mucho calor",
-            "effect": "notó la boca seca",
-            "say": "¡Tengo mucha sed!",
-            "thing": "una botella de agua",
-            "the": "la botella de agua",
-            "result": "dejó de tener sed",
-        }
-    ),
-    Entry(
-        parts={
-            "cause": "{h} tropezó con una piedra",
-            "effect": "se hizo daño en la rodilla",
-            "say": "¡Me duele la rodilla!",
-            "thing": "una venda",
-            "the": "la venda",
-            "result": "pudo caminar otra vez",
-        }
-    ),
-    Entry(
-        parts={
-            "cause": "llegó la hora de comer",
-            "effect": "notó la barriga vacía",
-            "say": "¡Tengo mucha hambre!",
-            "thing": "un bocadillo",
-            "the": "el bocadillo",
-            "result": "dejó de tener hambre",
-        }
-    ),
+# What happens, what it does to the child, what the child says, the one thing that helps (twice), and how it ends.
+TROUBLES = _causes(
+    "cause effect say thing the result",
+    "empezó a llover | se mojó los pies | ¡Tengo los pies mojados! | un paraguas | el paraguas | dejó de mojarse",
+    "empezó a nevar | se puso a temblar | ¡Tengo mucho frío! | una manta | la manta | dejó de temblar",
+    "empezó a hacer mucho calor | notó la boca seca | ¡Tengo mucha sed! | "
+    "una botella de agua | la botella de agua | dejó de tener sed",
+    "{h} tropezó con una piedra | se hizo daño en la rodilla | ¡Me duele la rodilla! | "
+    "una venda | la venda | pudo caminar otra vez",
+    "llegó la hora de comer | notó la barriga vacía | ¡Tengo mucha hambre! | "
+    "un bocadillo | el bocadillo | dejó de tener hambre",
 )
 
 # What is wrong with an animal, what the child promises, brings and does.
-RESCUES = (
-    Entry(
-        parts={
-            "problem": "tenía mucha hambre",
-            "say": "¡Voy a darte de comer!",
-            "thing": "un trozo de pan",
-            "action": "Le dio el pan y {a:el} {a} comió con ganas",
-        }
-    ),
-    Entry(
-        parts={
-            "problem": "tenía mucha sed",
-            "say": "¡Voy a darte de beber!",
-            "thing": "un plato de agua",
-            "action": "Le dio el agua y {a:el} {a} bebió con ganas",
-        }
-    ),
-    Entry(
-        parts={
-            "problem": "temblaba de frío",
-            "say": "¡Voy a darte calor!",
-            "thing": "una manta",
-            "action": "{a:Lo} tapó con la manta y {a:el} {a} dejó de temblar",
-        }
-    ),
-    Entry(
-        parts={
-            "problem": "tenía una pata herida",
-            "say": "¡Voy a curarte!",
-            "thing": "una venda",
-            "action": "Le puso la venda y {a:el} {a} pudo caminar otra vez",
-        }
-    ),
+RESCUES = _causes(
+    "problem say thing action",
+    "tenía mucha hambre | ¡Voy a darte de comer! | un trozo de pan | Le dio el pan y {a:el} {a} comió con ganas",
+    "tenía mucha sed | ¡Voy a darte de beber! | un plato de agua | Le dio el agua y {a:el} {a} bebió con ganas",
+    "temblaba de frío | ¡Voy a darte calor! | una manta | {a:Lo} tapó con la manta y {a:el} {a} dejó de temblar",
+    "tenía una pata herida | ¡Voy a curarte! | una venda | Le puso la venda y {a:el} {a} pudo caminar otra vez",
 )
 
 # A tree and its fruit; gender and number are the fruit's.

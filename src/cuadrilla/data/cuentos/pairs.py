@@ -7,8 +7,6 @@ Invariants: `good` and `bad` begin with `context` and differ in one place; `good
 passes (`test_minimal_pairs_differ_in_one_place`). The phenomena take turns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

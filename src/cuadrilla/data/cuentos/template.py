@@ -14,8 +14,6 @@ Invariant: `realise` is a pure function of the piece and the bindings, so the ch
 (`test_checker_accepts_every_generated_story`).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -7,8 +7,6 @@ Invariants: the spans of a derivation are its slots in order, and their text is 
 (`test_spans_lie_on_their_text`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
