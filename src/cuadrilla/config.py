@@ -409,9 +409,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _task_has_data(self) -> Self:
-        if self.task.kind == "file" and self.model.init:
+        if self.task.kind == "file" and (self.model.init or self.model.gradient_checkpointing):
             raise ValueError(
-                Message("model.init is for the language task; a task of your own loads its weights in model()")
+                Message("model.init and model.gradient_checkpointing are only for the model of the language task")
             )
         if self.task.kind == "language" and not self.data.folder:
             raise ValueError(

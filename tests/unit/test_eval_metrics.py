@@ -1,12 +1,13 @@
 """Figures that compare models, against sums by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 
+from cuadrilla.data.cuentos import MinimalPair
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
@@ -14,11 +15,6 @@ from cuadrilla.train.eval_metrics import cut_windows, pair_figure, read_texts, t
 
 CONTEXT = 16
 SENTENCE = "la niña come pan y el niño bebe agua"
-
-
-class TextPair(NamedTuple):
-    good: str
-    bad: str
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +78,8 @@ def test_the_known_text_costs_less_and_one_window_has_no_interval(model: GPT2, t
 
 
 def test_pairs_have_a_count_and_an_interval(model: GPT2, tokenizer: Tokenizer) -> None:
-    pair = TextPair(good=SENTENCE, bad="la niño come pan y el niña bebe agua")
-    swapped = TextPair(good=pair.bad, bad=pair.good)
+    pair = MinimalPair("", SENTENCE, "la niño come pan y el niña bebe agua", "agreement")
+    swapped = replace(pair, good=pair.bad, bad=pair.good)
     figure = pair_figure(model, tokenizer, [pair] * 4, of="p")
     assert (figure.value, figure.total, figure.count, figure.low) == (1.0, 4.0, 4, 1.0)
     mixed = pair_figure(model, tokenizer, [pair, pair, pair, swapped] * 100, of="p")

@@ -3,9 +3,10 @@
 `data prepare` reads licences from it.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from cuadrilla.errors import DataError
 from cuadrilla.messages import Message
@@ -30,11 +31,9 @@ def read_record(folder: Path) -> DownloadRecord | None:
     """The record of a folder; None if it has no `SOURCE.json`. Raises DataError if that cannot be read."""
     path = folder / RECORD
     try:
-        read = json.loads(path.read_bytes())
-        files = {str(name): str(sha256) for name, sha256 in read["files"].items()}
-        return DownloadRecord(url=read["url"], licence=str(read["licence"]), date=read["date"], files=files)
+        return TypeAdapter(DownloadRecord).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         hint = Message("move {path} away to fetch everything again, or choose another folder with --to", path=path)
         raise DataError("{path} cannot be read: {error}", path=path, error=error, hint=hint) from error

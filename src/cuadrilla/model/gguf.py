@@ -84,7 +84,7 @@ def _add_vocabulary(writer: "GGUFWriter", path: Path, *, num_rows: int) -> None:
     from gguf import TokenType
 
     tokenizer = Tokenizer.load(path)
-    require_rows(tokenizer, rows=num_rows)
+    require_rows(tokenizer.vocab_size, rows=num_rows)
     values = json.loads(path.read_bytes())
     if not _splits_as_gpt2(values):
         raise DataError("GGUF cannot express this tokenizer: it does not split text as GPT-2 does", hint=HINT)

@@ -93,7 +93,7 @@ def load_hf(folder: Path, *, weights: Path | None = None) -> GPT2:
 def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) -> None:
     """Write the folder, with weights in fp32. Raises DataError, ResourceError."""
     if tokenizer:
-        require_rows(tokenizer, rows=model.config.vocab_size)
+        require_rows(tokenizer.vocab_size, rows=model.config.vocab_size)
     end = tokenizer.end_of_text if tokenizer else None
     with replacing(folder / WEIGHTS) as temporary:
         safetensors.torch.save_file(state_to_hf(model.state_dict()), temporary, metadata={"format": "pt"})
@@ -104,15 +104,11 @@ def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) ->
     _write_json(folder / "config.json", config_to_hf(model.config, end_of_text=end))
 
 
-def require_rows(tokenizer: Tokenizer, *, rows: int) -> None:
-    """Raises DataError if the tokenizer has more tokens than the embedding has rows."""
-    if tokenizer.vocab_size > rows:
-        raise DataError(
-            "the tokenizer has {tokens:,} tokens, the model {rows:,}",
-            tokens=tokenizer.vocab_size,
-            rows=rows,
-            hint="the tokenizer and the weights must belong together",
-        )
+def require_rows(tokens: int, *, rows: int) -> None:
+    """Raises DataError if a tokenizer has more tokens than the embedding has rows."""
+    if tokens > rows:
+        hint = "use the model's own tokenizer.json; cuadrilla data prepare --tokenizer encodes text with it"
+        raise DataError("the tokenizer has {tokens:,} tokens, the model {rows:,}", tokens=tokens, rows=rows, hint=hint)
 
 
 def state_to_hf(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

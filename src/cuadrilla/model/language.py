@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cuadrilla.config import ModelSection
+from cuadrilla.data.cuentos import MinimalPair
 from cuadrilla.data.folder import TOKENIZER, Manifest, Split, open_tokens, read_manifest
 from cuadrilla.data.loader import Dataset
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.hf import load_hf
+from cuadrilla.model.hf import load_hf, require_rows
 from cuadrilla.model.kernels import IGNORED
 from cuadrilla.model.task import Batch, TaskDefaults
 from cuadrilla.model.weights import WEIGHTS
@@ -67,14 +68,8 @@ class LanguageTask:
         self._teacher_folders = tuple(teachers)
         self.manifest: Manifest = read_manifest(folder)
         self._section = model
-        if model.vocab and self.manifest.vocab_size > model.vocab:
-            raise DataError(
-                "{folder} has {tokens:,} tokens, the model {rows:,}",
-                folder=folder,
-                tokens=self.manifest.vocab_size,
-                rows=model.vocab,
-                hint="prepare the text with the model's own tokenizer.json: cuadrilla data prepare --tokenizer",
-            )
+        if model.vocab:
+            require_rows(self.manifest.vocab_size, rows=model.vocab)
         *_, context = model.shape
         not_matrices = ("transformer.wte.", "transformer.wpe.")
         self.defaults = TaskDefaults(length=context, max_length=context, not_matrices=not_matrices)
@@ -171,15 +166,6 @@ def not_training(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-class Pair(Protocol):
-    """A minimal pair: two whole texts. `good` is correct in the language, `bad` is not."""
-
-    @property
-    def good(self) -> str: ...
-    @property
-    def bad(self) -> str: ...
-
-
 @torch.no_grad()
 def log_likelihood(
     model: GPT2, ids_batch: Sequence[Sequence[int]], *, counted: Sequence[int] | None = None
@@ -208,7 +194,7 @@ def log_likelihood(
     return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
 
 
-def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[float]:
+def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[float]:
     """For each pair: 1 if the model gives `good` the higher probability, 0 if `bad`, 0.5 for a tie.
 
     The log-probabilities of whole texts are compared. An end-of-text token precedes each, as at a document's beginning.

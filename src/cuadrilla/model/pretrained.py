@@ -54,7 +54,7 @@ def read_pretrained(source: Path, *, trust: bool) -> Pretrained:
         )
     model = load_hf(folder, weights=weights)
     tokenizer = Tokenizer(raw, name=Message("the tokenizer of {folder}", folder=folder))
-    require_rows(tokenizer, rows=model.config.vocab_size)
+    require_rows(tokenizer.vocab_size, rows=model.config.vocab_size)
     return Pretrained(model=model, tokenizer=tokenizer, weights=weights)
 
 

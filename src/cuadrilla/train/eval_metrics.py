@@ -19,12 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from cuadrilla.data.corpus import documents_of
+from cuadrilla.data.cuentos import MinimalPair
 from cuadrilla.data.folder import open_tokens, read_manifest
 from cuadrilla.data.sources import list_sources
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import NATS_PER_BIT, Pair, log_likelihood, wins
+from cuadrilla.model.language import NATS_PER_BIT, log_likelihood, wins
 
 WINDOWS_PER_BATCH = 16
 INTERVAL_95 = 1.96  # standard errors
@@ -117,7 +118,7 @@ def _measure(model: GPT2, tokenizer: Tokenizer, batch: Sequence[tuple[list[int],
     return [(-value / NATS_PER_BIT, size) for value, size in zip(nats, sizes, strict=True)]
 
 
-def pair_figure(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[Pair], *, of: str) -> Figure:
+def pair_figure(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[MinimalPair], *, of: str) -> Figure:
     """How often the allowed text of a pair is the likelier one; a tie counts half."""
     items = [(part, 1) for part in wins(model, tokenizer, pairs)]
     return _figure("pairs_right", items, count=len(items), of=of, unit="pairs")

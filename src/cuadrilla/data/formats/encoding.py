@@ -14,7 +14,6 @@ import codecs
 import io
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 from cuadrilla.data.formats.files import CHUNK_BYTES
@@ -32,13 +31,6 @@ _SPANISH = "áéíóúüñÁÉÍÓÚÜÑ¿¡ªº"
 _SINGLE_BYTE = ("cp1252", "mac_roman", "cp850")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\v\f\r\x1a\x1b")
 _HIGH = bytes(range(128, 256))
-
-
-def read_text(path: Path) -> str:
-    """The text of a file with any encoding and any name. Raises DataError, OSError."""
-    with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
-        return "".join(decoded(head, file, detect(head, where=str(path))))
 
 
 def decoded(head: bytes, stream: IO[bytes], encoding: str) -> Iterator[str]:
