@@ -13,7 +13,6 @@ is damaged or missing ends that history, and a record of another one does not fo
 """
 
 import json
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from torch import Tensor
 
 from cuadrilla.link.wire import Layout
 from cuadrilla.rundir import fsync_folder, make_private, storage_errors, write_atomic
-
-_FRAME = struct.Struct("<II")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +83,11 @@ def remove_records(folder: Path, *, unwanted: Callable[[int], bool]) -> None:
 
 def _read_record(path: Path) -> JournalRecord | None:
     """The record in a file; None if it is damaged."""
-    with open(path, "rb") as file:
-        frame = file.read(_FRAME.size)
-        if len(frame) < _FRAME.size:
-            return None
-        crc, head_bytes = _FRAME.unpack(frame)
-        if head_bytes > path.stat().st_size:
-            return None
-        head, blob = file.read(head_bytes), file.read()
-    if zlib.crc32(blob, zlib.crc32(head, zlib.crc32(frame[4:]))) != crc:
+    raw = path.read_bytes()
+    crc, end = int.from_bytes(raw[:4], "little"), 8 + int.from_bytes(raw[4:8], "little")
+    if len(raw) < 8 or zlib.crc32(memoryview(raw)[4:]) != crc:
         return None
-    return JournalRecord(header=json.loads(head), update=safetensors.torch.load(blob), crc=crc)
+    return JournalRecord(header=json.loads(raw[8:end]), update=safetensors.torch.load(raw[end:]), crc=crc)
 
 
 def _record_files(folder: Path) -> list[Path]:
