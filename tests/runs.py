@@ -3,16 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cuadrilla.model.task import Task
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.model.weights import WEIGHTS, read_tensors
+from cuadrilla.rundir import RunDir, last_rows, read_object
 from cuadrilla.runfile import resolve
 from cuadrilla.sync.kinds import Strategy
-from cuadrilla.train.checkpoint import Checkpoint, load_newest, tensors_sha256
+from cuadrilla.train.checkpoint import OPTIMIZER, STATE, find_newest, tensors_sha256
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, assemble
 from cuadrilla.train.sinks import JsonlSink, Sink
@@ -73,11 +74,18 @@ def execute(
         sink.close()
 
 
-def newest(folder: Path) -> Checkpoint:
+class Saved(NamedTuple):
+    path: Path
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def newest(folder: Path) -> Saved:
     """The newest checkpoint of a run."""
-    found = load_newest(RunDir(folder).checkpoints)
-    assert found is not None
-    return found
+    path = find_newest(RunDir(folder).checkpoints)
+    assert path is not None
+    return Saved(path, read_tensors(path / WEIGHTS), read_tensors(path / OPTIMIZER), read_object(path / STATE))
 
 
 def final(folder: Path) -> dict[str, Tensor]:

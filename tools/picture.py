@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from cuadrilla.data.prepare import PrepareOptions, prepare
+from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, last_rows
-from cuadrilla.train.checkpoint import load_newest, tensors_sha256
+from cuadrilla.train.checkpoint import find_newest, tensors_sha256
 
 STEPS, SPEEDS, VICTIM = 120, "1.0,0.7,0.4", "worker-2"
 RUN = """
@@ -56,10 +57,10 @@ def trained(run: RunDir, *, practice: bool) -> tuple[list[dict[str, Any]], str, 
                     child.kill()
                     killed = version
         psutil.Process(process.pid).cpu_percent(0.05)
-    newest = load_newest(run.checkpoints)
+    newest = find_newest(run.checkpoints)
     assert process.returncode == 0
     assert newest is not None
-    return last_rows(run.metrics), tensors_sha256(newest.model), killed
+    return last_rows(run.metrics), tensors_sha256(read_tensors(newest / WEIGHTS)), killed
 
 
 def drawn(rows: Sequence[dict[str, Any]], *, hashes: tuple[str, str], killed: int, words: Sequence[str]) -> str:

@@ -12,9 +12,10 @@ from cuadrilla.crew.run import train_run
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import CheckpointError
 from cuadrilla.model.hf import load_hf
+from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, last_rows
 from cuadrilla.runfile import read_run_file
-from cuadrilla.train.checkpoint import choose_step, list_checkpoints, read_checkpoint, version_of
+from cuadrilla.train.checkpoint import choose_step, list_checkpoints, version_of
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.trained import load_trained, open_model, run_of
 from tests.machines import language_run
@@ -57,7 +58,7 @@ def test_the_step_of_the_lowest_held_out_loss_is_what_is_used(memorised: RunDir,
     found = curve(memorised)
     best = min(found, key=found.__getitem__)
     assert best < STEPS
-    weights = read_checkpoint(memorised.checkpoints / f"v{best:08d}").model
+    weights = read_tensors(memorised.checkpoints / f"v{best:08d}" / WEIGHTS)
     chosen, newest = choose_step(memorised), choose_step(memorised, newest=True)
     assert (chosen.version, chosen.newest, newest.version) == (best, STEPS, STEPS)
     assert str(chosen).startswith(f"step {best} (lowest held-out loss; the newest is {STEPS}")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cuadrilla.errors import TaskError
+from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.train.checkpoint import read_checkpoint
 from tests.inproc.test_recovery import NO_BEST
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.tasks import Normalised, RaggedRegression
@@ -57,7 +57,7 @@ def test_a_skipped_update_leaves_them_and_a_roll_back_takes_the_old_ones(
     execute(tmp_path, Spiking(), *sets, stop_at=stop_at)
     kinds = [row["event"] for row in read_jsonl(RunDir(tmp_path).events)]
     assert any(kind.startswith(event) for kind in kinds)
-    before = read_checkpoint(RunDir(tmp_path).checkpoints / f"v{saved:08d}").model
+    before = read_tensors(RunDir(tmp_path).checkpoints / f"v{saved:08d}" / WEIGHTS)
     assert [int(before[name]) for name in COUNTS] == [saved, saved]
     after = final(tmp_path)
     assert all(torch.equal(after[name], before[name]) for name in before)

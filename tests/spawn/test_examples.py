@@ -17,12 +17,11 @@ import torch
 
 from cuadrilla.data import cuentos
 from cuadrilla.errors import DataError
-from cuadrilla.rundir import RunDir
-from cuadrilla.train.checkpoint import load_newest
 from tests.commands import run_program
 from tests.inside import cuadrilla
 from tests.ports import free_port
 from tests.ranks import TORCHRUN
+from tests.runs import newest
 
 pytestmark = pytest.mark.thorough
 
@@ -97,11 +96,11 @@ def test_fine_tuning_changes_the_new_layer_alone(tmp_path):
     short = ("train.epochs=0.0", "evaluate.sequences=100")
     trained(digits / "mnist.toml", 'task.path="mnist_cnn.py:mnist_10k"', "train.steps=10", *short, crew=CREW)
     assert "pretrained.safetensors does not exist" in train(parity / "finetune.toml", code=4).stderr
-    before = load_newest(RunDir(digits).checkpoints)
+    before = newest(digits)
     shutil.copy(before.path / "model.safetensors", parity / "mnist" / "pretrained.safetensors")
     last = trained(parity / "finetune.toml", "train.steps=20", *short, crew=CREW)
     assert last["val_accuracy"] > 0.6  # 0.5 without learning
-    after = load_newest(RunDir(parity).checkpoints)
+    after = newest(parity)
     changed = {name for name, tensor in after.model.items() if not torch.equal(tensor, before.model[name])}
     assert changed == {"9.weight", "9.bias"}
 

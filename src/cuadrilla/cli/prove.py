@@ -71,14 +71,14 @@ def _settings(config: Config, folder: Path, *, steps: int, alone: bool) -> str:
 
 def _train(settings: str) -> str:
     """Train in a temporary folder. Returns the SHA-256 of weights and optimizer state, or raises typer.Exit."""
-    from cuadrilla.train.checkpoint import load_newest, tensors_sha256
+    from cuadrilla.model.weights import WEIGHTS, read_tensors
+    from cuadrilla.train.checkpoint import OPTIMIZER, list_checkpoints, tensors_sha256
 
     with tempfile.TemporaryDirectory(prefix="cuadrilla-prove-", ignore_cleanup_errors=True) as name:
         run = RunDir(Path(name))
         write_atomic(run.run_file, settings)
-        outcome = train_and_show(read_run_file(run.run_file), run)
-        if outcome.interrupted:
+        if train_and_show(read_run_file(run.run_file), run).interrupted:
             raise typer.Exit(INTERRUPTED_EXIT_CODE)
-        found = load_newest(run.checkpoints)
-        assert found is not None, "a run ends with a checkpoint"
-        return tensors_sha256({**found.model, **{f"optimizer {name}": x for name, x in found.optimizer.items()}})
+        *_, last = list_checkpoints(run.checkpoints)
+        model, optimizer = (read_tensors(last / file) for file in (WEIGHTS, OPTIMIZER))
+        return tensors_sha256({**model, **{f"optimizer {name}": tensor for name, tensor in optimizer.items()}})

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
-from cuadrilla.model.weights import WEIGHTS, read_tensors, some
+from cuadrilla.model.weights import WEIGHTS, some
 from cuadrilla.rundir import (
     RunDir,
     file_sha256,
@@ -37,27 +37,13 @@ from cuadrilla.rundir import (
 )
 from cuadrilla.version import __version__
 
-OPTIMIZER = "optimizer.safetensors"
-FILES = (WEIGHTS, OPTIMIZER, "state.json")
+OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+FILES = (WEIGHTS, OPTIMIZER, STATE)
 MANIFEST = "manifest.json"
 OLDER = "an older checkpoint is used if there is one"
 CHECKPOINT_NAME = re.compile(r"v(\d{8,})")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A verified checkpoint in memory; tensors on the CPU."""
-
-    path: Path
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: dict[str, Any]
-
-    @property
-    def version(self) -> int:
-        return version_of(self.path)
 
 
 def save_checkpoint(
@@ -91,13 +77,6 @@ def adopt_checkpoint(arrived: Path, folder: Path) -> None:
     make_private(folder)
     with storage_errors(folder):
         _put(arrived, folder / arrived.name)
-
-
-def load_newest(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
-    """The checkpoint that `find_newest` finds, in memory. Only the process that trains the run may call this while it
-    is trained, because no other one knows which checkpoints will be removed."""
-    path = find_newest(folder, set_aside=set_aside)
-    return None if path is None else read_checkpoint(path)
 
 
 def find_newest(folder: Path, *, set_aside: bool = False) -> Path | None:
@@ -180,16 +159,6 @@ def best_version(run: RunDir, *, upto: int) -> int | None:
     rows = (row for row in read_jsonl(run.metrics) if row.get("val_loss") is not None)
     losses = {row["version"]: row["val_loss"] for row in rows if row["version"] <= upto}
     return min(losses, key=losses.__getitem__, default=None)
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """A verified checkpoint, in memory."""
-    return Checkpoint(
-        path=path,
-        model=read_tensors(path / WEIGHTS),
-        optimizer=read_tensors(path / OPTIMIZER),
-        state=read_object(path / "state.json"),
-    )
 
 
 @torch.no_grad()
@@ -292,7 +261,7 @@ def _write_files(
     for name, tensors in ((WEIGHTS, model), (OPTIMIZER, optimizer)):
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         safetensors.torch.save_file(plain, folder / name)
-    (folder / "state.json").write_text(json.dumps(state, ensure_ascii=False))
+    (folder / STATE).write_text(json.dumps(state, ensure_ascii=False))
     manifest = {"cuadrilla": __version__, "files": {name: file_sha256(folder / name) for name in FILES}}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for name in (*FILES, MANIFEST):

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import ConfigError, ResourceError
-from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, write_json
+from cuadrilla.model.weights import WEIGHTS, read_tensors
+from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, read_object, write_json
 from cuadrilla.sync.strategy import MergeHalf
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
@@ -93,19 +95,18 @@ class Store:
         other settings would give another state. Raises ConfigError if one does, CheckpointError if there are
         checkpoints and none can be used, or it is another model's.
         """
-        found = files.load_newest(self.run.checkpoints, set_aside=True)
-        if found is None:
+        path = files.find_newest(self.run.checkpoints, set_aside=True)
+        if path is None:
             remove_records(self.run.journal, unwanted=lambda _version: True)
             return None
-        changed = check(found.state["identity"])
-        files.take_over(self.tensors, found.model, path=found.path)
-        self.merge.load_state_tensors(found.optimizer)
-        guard.load_state(found.state["guard"])
-        self._saved_version = found.version
-        state: dict[str, Any] = found.state["coordinator"]
-        self._after = found.state["journal"]
+        saved = read_object(path / files.STATE)
+        changed = check(saved["identity"])
+        self._load(path)
+        guard.load_state(saved["guard"])
+        state: dict[str, Any] = saved["coordinator"]
+        self._saved_version, self._after = state["version"], saved["journal"]
         if changed:
-            if next(read_records(self.run.journal, found.version, after=self._after), None) is not None:
+            if next(read_records(self.run.journal, state["version"], after=self._after), None) is not None:
                 raise ConfigError(
                     "steps in the journal were made with the old settings and must be redone with them first",
                     hint="run once with the old values and --stop-at 1, then change them",
@@ -118,6 +119,11 @@ class Store:
                 loss = math.nan if row["val_loss"] is None else row["val_loss"]
                 self.held_out.judge(loss, version=row["version"])
         return state
+
+    def _load(self, checkpoint: Path) -> None:
+        """Take over the weights and the optimizer's state of a verified checkpoint. Raises CheckpointError."""
+        files.take_over(self.tensors, read_tensors(checkpoint / WEIGHTS), path=checkpoint)
+        self.merge.load_state_tensors(read_tensors(checkpoint / files.OPTIMIZER))
 
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """Apply the journal's records that follow `state`; return the coordinator's state after them."""
@@ -193,10 +199,9 @@ class Store:
 
     def roll_back(self) -> None:
         """Load weights and optimizer state of the newest checkpoint. The run's version, tokens and position stay."""
-        found = files.load_newest(self.run.checkpoints)
-        assert found is not None, "a run begins with a checkpoint"
-        files.take_over(self.tensors, found.model, path=found.path)
-        self.merge.load_state_tensors(found.optimizer)
+        path = files.find_newest(self.run.checkpoints)
+        assert path is not None, "a run begins with a checkpoint"
+        self._load(path)
         self._checkpoint_due = True
 
     def event(self, kind: str, **fields: Any) -> None:
