@@ -16,7 +16,7 @@ from cuadrilla.sync.kinds import Strategy
 from cuadrilla.train.checkpoint import OPTIMIZER, STATE, find_newest, tensors_sha256
 from cuadrilla.train.runtime import Outcome
 from cuadrilla.train.setup import RunContext, assemble
-from cuadrilla.train.sinks import JsonlSink, Sink
+from cuadrilla.train.sinks import Sink
 from tests.transports import WrapLink, run_through
 
 RUN_FILE = """
@@ -64,14 +64,8 @@ def execute(
     stop_at: int = 0,
     wrap_link: WrapLink | None = None,
 ) -> Outcome:
-    """Run `task` in `folder`, and write metrics.jsonl."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sink = JsonlSink(RunDir(folder).metrics)
-    try:
-        context = prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at, sinks=[sink])
-        return run_through(context, wrap_link=wrap_link)
-    finally:
-        sink.close()
+    """Run `task` in `folder`."""
+    return run_through(prepare(folder, task, *sets, strategy=strategy, stop_at=stop_at), wrap_link=wrap_link)
 
 
 class Saved(NamedTuple):

@@ -12,7 +12,6 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.run import MAX_NOTES_BYTES, RunReader, about
 from cuadrilla.monitor.web.page import frozen_page
 from cuadrilla.rundir import FolderLock, RunDir, append_event, write_json
-from cuadrilla.train.sinks import JsonlSink
 from tests.watched import WrittenCrew, add_rows
 
 
@@ -45,10 +44,8 @@ def test_it_holds_all_that_the_dashboard_would_be_sent(run: RunDir) -> None:
 
 
 def test_the_step_of_the_lowest_held_out_loss(run: RunDir) -> None:
-    sink = JsonlSink(run.metrics)
-    for version, loss in ((51, 2.0), (52, 0.5), (53, float("nan")), (54, 0.75)):
-        sink.log(version, {"val_loss": loss})
-    sink.close()
+    losses = ((51, 2.0), (52, 0.5), (53, None), (54, 0.75))
+    add_rows(run.metrics, [{"version": version, "val_loss": loss} for version, loss in losses])
     head = held(run)["news"]["head"]
     assert (head["best_version"], head["best_loss"], head["val_loss"]) == (52, 0.5, 0.75)
 

@@ -75,7 +75,6 @@ def train_run(
         alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
         from cuadrilla.crew.local import run_local
         from cuadrilla.train.setup import assemble, make_task
-        from cuadrilla.train.sinks import JsonlSink
         from cuadrilla.train.teachers import keep_teachers
 
         config, decisions = decide(resolved.config, folder)
@@ -84,7 +83,7 @@ def train_run(
         if island is not None:
             island.share(config)
             island.take_device(config.train.device)
-        sinks: list[Sink] = [stack.enter_context(closing(JsonlSink(folder.metrics)))]
+        sinks: list[Sink] = []
         context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
         context.store.hear = alarms.hear
         parameters = sum(parameter.numel() for parameter in context.model.parameters())

@@ -442,6 +442,7 @@ class CoordinatorRuntime:
         )
 
     def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
+        self.store.log(version, row)
         for sink in self.sinks:
             with self.store.trying(sink):
                 sink.log(version, row)

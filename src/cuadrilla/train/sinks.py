@@ -1,13 +1,12 @@
-"""Where metrics are written: a `Sink`, for JSONL or TensorBoard."""
+"""Who is shown the metrics of a training: a `Sink`, such as TensorBoard. `metrics.jsonl` is the store's."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.errors import EnvironmentProblem, ResourceError
-from cuadrilla.rundir import KeptLines, finite, make_private, storage_errors
+from cuadrilla.errors import EnvironmentProblem
+from cuadrilla.rundir import make_private, storage_errors
 
 FLUSH_SECONDS = 10
 
@@ -26,22 +25,6 @@ class Sink:
 
     def close(self) -> None:
         """Free what is open."""
-
-
-class JsonlSink(Sink):
-    """Appends a JSON object per row, at once, so that another process can follow it. NaN becomes null."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = KeptLines(path.absolute())
-        self._lines.append("")
-
-    def log(self, step: int, scalars: Scalars) -> None:
-        """Raises ResourceError; the row is kept then, and written later."""
-        self._lines.append(json.dumps({"version": step, **finite(scalars)}, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        with suppress(ResourceError):  # the run has ended, and `log` has raised it before
-            self._lines.append("")
 
 
 class TensorBoardSink(Sink):

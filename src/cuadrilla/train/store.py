@@ -1,10 +1,11 @@
-"""The files of a run in training (checkpoints, journal, events, status), and how the run is restored from them.
+"""The files of a run in training (checkpoints, journal, metrics, events, status); the run is restored from them.
 
 A failed write never stops the training. The last good checkpoint stays, the first failure is logged as an alarm, and
 the write is tried again at a later commit. Only the first and the last save of a run must succeed. Saves by
 `checkpoint.every_seconds` take at most about 2 % of the time: their interval grows to fifty times a save's duration.
 """
 
+import json
 import logging
 import math
 import os
@@ -70,6 +71,7 @@ class Store:
     _after: int = 0
     """CRC of the journal's last record."""
     _events: KeptLines = field(init=False)
+    _metrics: KeptLines = field(init=False)
     _failing: set[object] = field(default_factory=set)
     """Files and sinks whose last write failed."""
     _saved_version: int = -1
@@ -82,7 +84,7 @@ class Store:
     """The run's step, for events."""
 
     def __post_init__(self) -> None:
-        self._events = KeptLines(self.run.events)
+        self._events, self._metrics = KeptLines(self.run.events), KeptLines(self.run.metrics)
         self._saved_at = self.clock()
 
     # -- coming back ---------------------------------------------------------------------------------------------------
@@ -204,6 +206,11 @@ class Store:
         self._load(path)
         self._checkpoint_due = True
 
+    def log(self, version: int, row: Mapping[str, Any]) -> None:
+        """Append a row to metrics.jsonl, at once: others follow the file. A failed write is only an alarm."""
+        with self.trying(self.run.metrics):
+            self._metrics.append(json.dumps({"version": version, **finite(row)}, ensure_ascii=False) + "\n")
+
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line to events.jsonl. A failed write is only an alarm."""
         fields = {"version": self._version, **fields}
@@ -234,5 +241,6 @@ class Store:
             )
 
     def close(self) -> None:
-        with self.trying(self.run.events):
-            self._events.append("")
+        for path, lines in ((self.run.metrics, self._metrics), (self.run.events, self._events)):
+            with self.trying(path):
+                lines.append("")
