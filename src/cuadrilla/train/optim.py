@@ -33,48 +33,44 @@ OptimSection = MuonSection | AdamWSection | SGDSection
 
 
 class Optimizer(ABC):
-    """Parameters with one update rule, and the state of each: a tensor for each of the `slots`, zeros before the first
-    step. It is no torch.optim.Optimizer, because that loads torch's compiler, which takes a second of every start."""
+    """Parameters with one update rule, and their state, by the names under which it travels: a tensor "SLOT.NAME" for
+    each of the `slots`, zeros before the first step. It is no torch.optim.Optimizer, because that loads torch's
+    compiler, which takes a second of every start."""
 
     slots: ClassVar[tuple[str, ...]]
 
-    def __init__(self, params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> None:
+    def __init__(self, params: Parameters, *, lr: float, weight_decay: float) -> None:
         self.params = params
         self.lr = lr
         self.weight_decay = weight_decay
-        self.state = {p: {slot: torch.zeros_like(p) for slot in self.slots} for p in params}
+        self.state = {f"{slot}.{name}": torch.zeros_like(p) for name, p in params.items() for slot in self.slots}
 
     @abstractmethod
     def step(self, factor: float = 1.0) -> None:
         """Step all parameters that have a gradient, at `factor` times the learning rate."""
 
     @property
-    def with_gradient(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.params if parameter.grad is not None]
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that there are, by parameter."""
+        return {name: parameter.grad for name, parameter in self.params.items() if parameter.grad is not None}
 
 
 class Optimizers:
     """Several optimizers that step together."""
 
-    def __init__(self, parts: Sequence[Optimizer], *, names: Mapping[Tensor, str]) -> None:
-        self._parts = [part for part in parts if part.params]
-        self._names = names
-        self.adaptive = frozenset(names[p] for part in self._parts if isinstance(part, AdamW) for p in part.params)
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self._parts = parts
+        self.adaptive = frozenset(name for part in parts if isinstance(part, AdamW) for name in part.params)
 
     def step(self, factor: float, *, squares: Mapping[str, Tensor] | None = None) -> None:
         for part in self._parts:
             if squares is not None and isinstance(part, AdamW):
-                part.step_with({p: squares[self._names[p]] for p in part.params}, factor=factor)
+                part.step_with(squares, factor=factor)
             else:
                 part.step(factor)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{slot}.{self._names[parameter]}": tensor
-            for part in self._parts
-            for parameter, state in part.state.items()
-            for slot, tensor in state.items()
-        }
+        return {name: tensor for part in self._parts for name, tensor in part.state.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take copies as the new state; tensors of the old one stay as they are, for they may be a contribution's.
@@ -86,9 +82,7 @@ class Optimizers:
                 hint="resume with the optimizer and the model the checkpoint was made with",
             )
         for part in self._parts:
-            for parameter, state in part.state.items():
-                for slot, old in state.items():
-                    state[slot] = tensors[f"{slot}.{self._names[parameter]}"].to(old.device, copy=True)
+            part.state = {name: tensors[name].to(old.device, copy=True) for name, old in part.state.items()}
 
 
 class Muon(Optimizer):
@@ -100,7 +94,7 @@ class Muon(Optimizer):
     slots = ("momentum_buffer",)
 
     def __init__(
-        self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
+        self, params: Parameters, *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
     ) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
         self._momentum = momentum
@@ -108,30 +102,28 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        lr = self.lr * factor
-        for batch in _alike(self.with_gradient):
-            rows, columns = batch[0].shape
-            stacked_KMN = torch.stack([self._averaged(parameter) for parameter in batch])
+        lr, gradients = self.lr * factor, self.gradients
+        for names in _alike(gradients):
+            rows, columns = gradients[names[0]].shape
+            stacked_KMN = torch.stack([self._averaged(name, gradients[name]) for name in names])
             updates_KMN = orthogonalised(stacked_KMN.to(self._dtype))
-            for parameter, update_MN in zip(batch, updates_KMN.unbind(), strict=True):
-                parameter.mul_(1 - lr * self.weight_decay)
-                parameter.add_(update_MN, alpha=-lr * math.sqrt(max(1, rows / columns)))
+            for name, update_MN in zip(names, updates_KMN.unbind(), strict=True):
+                self.params[name].mul_(1 - lr * self.weight_decay)
+                self.params[name].add_(update_MN, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
-    def _averaged(self, parameter: nn.Parameter) -> Tensor:
+    def _averaged(self, name: str, gradient: Tensor) -> Tensor:
         """The parameter's gradient with Nesterov momentum."""
-        gradient = parameter.grad
-        assert gradient is not None
-        average = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
+        average = self.state[f"momentum_buffer.{name}"].lerp_(gradient, 1 - self._momentum)
         return gradient.lerp(average, self._momentum)
 
 
-def _alike(matrices: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Matrices grouped by shape and device, in batches of at most BATCH_NUMBERS elements."""
-    kinds: dict[tuple[torch.Size, torch.device], list[nn.Parameter]] = {}
-    for matrix in matrices:
-        kinds.setdefault((matrix.shape, matrix.device), []).append(matrix)
-    for alike in kinds.values():
-        most = max(1, BATCH_NUMBERS // alike[0].numel())
+def _alike(matrices: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Names of matrices grouped by shape and device, in batches of at most BATCH_NUMBERS elements."""
+    kinds: dict[tuple[torch.Size, torch.device], list[str]] = {}
+    for name, matrix in matrices.items():
+        kinds.setdefault((matrix.shape, matrix.device), []).append(name)
+    for (shape, _), alike in kinds.items():
+        most = max(1, BATCH_NUMBERS // shape.numel())
         for first in range(0, len(alike), most):
             yield alike[first : first + most]
 
@@ -150,31 +142,26 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
 
 
 class AdamW(Optimizer):
-    """The same bits as torch.optim.AdamW. Where the device has a fused kernel, it steps all parameters at once."""
+    """The same bits as torch.optim.AdamW(fused=True): one kernel steps all parameters at once."""
 
     slots = ("exp_avg", "exp_avg_sq")
 
-    def __init__(
-        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
-    ) -> None:
+    def __init__(self, params: Parameters, *, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
         self._betas = betas
-        self._fused = bool(params) and params[0].device.type in ("cpu", "cuda", "mps", "xpu")
-        for parameter, state in self.state.items():
-            state["step"] = torch.zeros((), device=parameter.device if self._fused else "cpu")
+        self.state |= {f"step.{name}": torch.zeros((), device=p.device) for name, p in params.items()}
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        params = self.with_gradient
-        states = [self.state[p] for p in params]
+        gradients = self.gradients
         adamw(
-            list(params),
-            [p.grad for p in params if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [self.params[name] for name in gradients],
+            list(gradients.values()),
+            [self.state[f"exp_avg.{name}"] for name in gradients],
+            [self.state[f"exp_avg_sq.{name}"] for name in gradients],
             [],
-            [state["step"] for state in states],
-            fused=self._fused,
+            [self.state[f"step.{name}"] for name in gradients],
+            fused=True,
             amsgrad=False,
             beta1=self._betas[0],
             beta2=self._betas[1],
@@ -185,15 +172,13 @@ class AdamW(Optimizer):
         )
 
     @torch.no_grad()
-    def step_with(self, squares: Mapping[Tensor, Tensor], *, factor: float) -> None:
+    def step_with(self, squares: Mapping[str, Tensor], *, factor: float) -> None:
         """Make a step, but with `squares` instead of the squares of `.grad` for the second moments."""
         rate, (beta1, beta2) = self.lr * factor, self._betas
-        for parameter in self.with_gradient:
-            assert parameter.grad is not None
-            state = self.state[parameter]
-            number = float(state["step"].add_(1))
-            mean = state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
-            root = state["exp_avg_sq"].lerp_(squares[parameter], 1 - beta2).sqrt()
+        for name, gradient in self.gradients.items():
+            parameter, number = self.params[name], float(self.state[f"step.{name}"].add_(1))
+            mean = self.state[f"exp_avg.{name}"].lerp_(gradient, 1 - beta1)
+            root = self.state[f"exp_avg_sq.{name}"].lerp_(squares[name], 1 - beta2).sqrt()
             root.div_(math.sqrt(1 - beta2**number)).add_(ADAM_EPSILON)
             parameter.mul_(1 - rate * self.weight_decay)
             parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
@@ -204,17 +189,16 @@ class SGD(Optimizer):
 
     slots = ("momentum_buffer",)
 
-    def __init__(self, params: Sequence[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, params: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
         self._momentum = momentum
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
-        for parameter in self.with_gradient:
-            assert parameter.grad is not None
-            gradient = parameter.grad.add(parameter, alpha=self.weight_decay)
-            average = self.state[parameter]["momentum_buffer"].mul_(self._momentum).add_(gradient)
-            parameter.sub_(gradient.add_(average, alpha=self._momentum), alpha=self.lr * factor)
+        for name, gradient in self.gradients.items():
+            gradient = gradient.add(self.params[name], alpha=self.weight_decay)
+            average = self.state[f"momentum_buffer.{name}"].mul_(self._momentum).add_(gradient)
+            self.params[name].sub_(gradient.add_(average, alpha=self._momentum), alpha=self.lr * factor)
 
 
 def make_optimizer(
@@ -226,12 +210,12 @@ def make_optimizer(
     """
 
     def make(params: Parameters) -> Optimizers:
-        matrices = [p for name, p in params.items() if isinstance(section, MuonSection) and is_matrix(name, p)]
-        for_muon = set(map(id, matrices))
-        others = [p for p in params.values() if id(p) not in for_muon]
+        is_muon = isinstance(section, MuonSection)
+        matrices = {name: p for name, p in params.items() if is_muon and is_matrix(name, p)}
+        others = {name: p for name, p in params.items() if name not in matrices}
         groups = (  # gains and biases have no decay
-            ([p for p in others if p.ndim >= 2], section.weight_decay or 0.0),
-            ([p for p in others if p.ndim < 2], 0.0),
+            ({name: p for name, p in others.items() if p.ndim >= 2}, section.weight_decay or 0.0),
+            ({name: p for name, p in others.items() if p.ndim < 2}, 0.0),
         )
         parts: list[Optimizer]
         match section:
@@ -249,6 +233,6 @@ def make_optimizer(
                 dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
             )
             parts = [muon, *parts]
-        return Optimizers(parts, names={parameter: name for name, parameter in params.items()})
+        return Optimizers([part for part in parts if part.params])
 
     return make
