@@ -31,12 +31,14 @@ def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Ou
     wrap = wrap_link or (lambda _worker, link: link)
     if len(context.config.engine.workers) == 1:
         return run_local(context, wrap_link=partial(wrap, WORKER))
-    before = torch.get_num_threads()
+    before, threads = torch.get_num_threads(), list[threading.Thread]()
     torch.set_num_threads(1)
     try:
         with serving(context) as connect:
-            return _run_threads(context, connect, wrap)
+            return _run_threads(context, connect, wrap, threads)
     finally:
+        for thread in threads:  # after the server has ended their sessions
+            thread.join()
         context.store.close()
         torch.set_num_threads(before)
 
@@ -58,8 +60,8 @@ def serving(context: RunContext) -> Iterator[Connect]:
             yield lambda name: Connection(address, identity=server.admit(name)).session(parameters=context.parameters)
 
 
-def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink) -> Outcome:
-    """Coordinate in the calling thread, with a thread for each worker."""
+def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink, threads: list[threading.Thread]) -> Outcome:
+    """Coordinate in the calling thread, with a thread for each worker, which is added to `threads`."""
     errors: list[BaseException] = []
     turns = threading.Lock()
 
@@ -76,22 +78,15 @@ def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink) -> Outco
             link.end_turn()
             session.close()
 
-    threads = [
-        threading.Thread(target=work, args=(f"worker-{number}", speed))
-        for number, speed in enumerate(context.config.engine.workers, start=1)
-    ]
-    for thread in threads:
-        thread.start()
+    for number, speed in enumerate(context.config.engine.workers, start=1):
+        threads.append(threading.Thread(target=work, args=(f"worker-{number}", speed)))
+        threads[-1].start()
 
     def poll() -> None:
         if not any(thread.is_alive() for thread in threads) and context.coordination.outcome is None:
             context.coordination.fail(errors[-1])
 
-    try:
-        return context.coordination.serve(poll, every_seconds=TICK_SECONDS)
-    finally:
-        for thread in threads:
-            thread.join()
+    return context.coordination.serve(poll, every_seconds=TICK_SECONDS)
 
 
 class TakesTurns:

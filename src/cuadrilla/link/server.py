@@ -216,11 +216,12 @@ class CrewServer:
                 self._end(session, stop, why=why)
 
     def close(self) -> None:
-        """End all sessions, let the last messages leave, and close the port. Safe to call twice."""
+        """Close the port, end all sessions, and let the last messages leave. Safe to call twice."""
+        ended = [server.stop(STOP_SECONDS) for server in self._servers]  # from here on no session begins
         for session in list(self._sessions.values()):
             self._end(session, Stop(reason=Message("the run has ended")))
-        while self._servers:
-            self._servers.pop().stop(STOP_SECONDS).wait(2 * STOP_SECONDS)
+        for each in ended:
+            each.wait(2 * STOP_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)  # threads end at once, not when they are collected
 
     # -- a session -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ is sent a Stop.
 
 import logging
 import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,19 +89,16 @@ class CoordinatorRuntime:
     clock: Callable[[], float] = time.monotonic
     outcome: Outcome | None = None
     failure: BaseException | None = None
-    _heard: dict[str, tuple[Progress, float]] = field(default_factory=dict)
     _parts: dict[str, float] = field(default_factory=dict)
     _sent: Version = field(default_factory=lambda: Version(version=-1))
     _interrupted: bool = False
     _row: dict[str, Any] = field(default_factory=dict)
-    _has_served: bool = False
 
     def __post_init__(self) -> None:
         self._work, self._rules = self.coordinator.work, self.coordinator.rules
         self._since = self.clock()
         # Not a SimpleQueue: in Python 3.11 its `get` waits for ever if a signal handler takes longer than the timeout.
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._lock = threading.RLock()  # a call that is made at once may enqueue another: the end of its session
         self._suspects = Suspects(merge=self.merge, event=self.store.event)
         self._stop_reason = self._why_stop(self.coordinator.version)
 
@@ -146,66 +142,47 @@ class CoordinatorRuntime:
         with self._failing_together(raises=True):
             self._stop_if_asked()
             self._handle(self._received(worker, message))
+            if isinstance(message, Progress):
+                self._tell_progress()
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
-        """Like `receive`, for transports to other threads and processes. An error goes to `failure`. For a worker that
-        died, its transport delivers a Goodbye.
-
-        A heartbeat never waits for a merge: its arrival time is noted at once, and handled at the next tick.
+        """Like `receive`, for transports to other threads and processes: it returns at once, and an error goes to
+        `failure`. A heartbeat may wait for a merge, so its time of arrival goes with it. For a worker that died, its
+        transport delivers a Goodbye.
         """
-        match message:
-            case Progress():
-                self._heard[worker], self._parts[worker] = (message, self.clock()), message.part
-            case NodeReport() if self.node_logs is not None:
-                self.node_logs.report(worker, message)
-            case NodeReport():
-                pass
-            case _:
-                self._enqueue(partial(self._take, worker, message))
-
-    def _enqueue(self, call: Callable[[], None]) -> None:
-        """Put a call into the inbox. After `serve` no thread reads the inbox, so the call is made at once."""
-        with self._lock:
-            if not self._has_served:
-                self._inbox.put(call)
-                return
-            call()
+        if not isinstance(message, NodeReport):
+            self._inbox.put(partial(self._take, worker, message, self.clock()))
+        elif self.node_logs is not None:
+            self.node_logs.report(worker, message)
 
     def serve(self, poll: Callable[[], None], *, every_seconds: float = TICK_SECONDS) -> Outcome:
         """Handle the inbox until the run ends, and `poll` now and then. Raises the error that made the run fail."""
         due = 0.0
-        try:
-            while not self.is_over:
-                with suppress(queue.Empty):
-                    if (left := due - time.monotonic()) > 0:
-                        self._inbox.get(timeout=left)()
-                        continue
-                self.tick()
-                if not self.is_over:
-                    poll()
-                due = time.monotonic() + every_seconds
-        finally:
-            with self._lock:
-                self._has_served = True
-                self.work_off()
+        while not self.is_over:
+            with suppress(queue.Empty):
+                if (left := due - time.monotonic()) > 0:
+                    self._inbox.get(timeout=left)()
+                    continue
+            self.tick()
+            if not self.is_over:
+                poll()
+            due = time.monotonic() + every_seconds
         return self.result()
 
     def work_off(self) -> None:
-        for _ in range(self._inbox.qsize()):
+        """Handle the inbox until it is empty: what arrived during a merge counts before the next tick."""
+        while not self._inbox.empty():
             self._inbox.get()()
 
-    def _take(self, worker: str, message: ToCoordinator) -> None:
+    def _take(self, worker: str, message: ToCoordinator, arrived: float) -> None:
         with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: before that, another step may be made
-            self._perform(self._decide(worker, message))
+            self._perform(self._decide(worker, message, arrived if isinstance(message, Progress) else self.clock()))
 
     def tick(self) -> None:
         """Let the state machine know the time. Called a few times a second, so that silent workers are noticed."""
-        self.work_off()  # a Hello counts before the heartbeats that came after it
+        self.work_off()
         with self._failing_together():
-            for worker in list(self._heard):
-                progress, at = self._heard.pop(worker)
-                self._perform(self.coordinator.handle(events.Received(worker=worker, message=progress), at))
             self._tell_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
@@ -214,28 +191,26 @@ class CoordinatorRuntime:
         if self._stop_reason and self.outcome is None:
             self._handle(events.StopRequested(reason=self._stop_reason))
 
-    def _decide(self, worker: str, message: ToCoordinator) -> list[events.Action]:
+    def _decide(self, worker: str, message: ToCoordinator, now: float) -> list[events.Action]:
         """Actions for a message of another process. A message that cannot be handled ends its sender's session only."""
         try:
-            return self.coordinator.handle(self._received(worker, message), self.clock())
+            return self.coordinator.handle(self._received(worker, message), now)
         except MESSAGE_ERRORS as error:
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
             left = events.Received(worker=worker, message=Goodbye(reason=reason))
             stop = events.Send(worker=worker, message=Stop(reason=reason))
-            return [*self.coordinator.handle(left, self.clock()), stop]
+            return [*self.coordinator.handle(left, now), stop]
 
     def _received(self, worker: str, message: ToCoordinator) -> events.Received:
         """The event for the state machine. A contribution with impossible numbers is marked as not valid."""
         match message:
             case Hello():
-                self._forget(worker)  # heartbeats of an earlier session
                 self.store.event("joined", worker=worker)
             case Progress():
                 self._parts[worker] = message.part
-                self._tell_progress()
             case Goodbye():
-                self._forget(worker)
+                self._parts.pop(worker, None)
                 if worker in self.coordinator.crew.members and not self.coordinator.finished:
                     self.store.event("left", worker=worker, reason=message.reason)
             case Contribution():
@@ -244,11 +219,6 @@ class CoordinatorRuntime:
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Received(worker=worker, message=message)
-
-    def _forget(self, worker: str) -> None:
-        """Drop the heartbeats of a session that is over."""
-        for heard in (self._heard, self._parts):
-            heard.pop(worker, None)
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can have these numbers."""
@@ -302,7 +272,7 @@ class CoordinatorRuntime:
                     self._sent = replace(message, parameters=dict(self.merge.version(steps=message.next_round_steps)))
                 message = self._sent
             case Stop():
-                self._forget(worker)
+                self._parts.pop(worker, None)
                 self.store.event("evicted", worker=worker, reason=message.reason)
                 log.warning("%s: %s", worker, message.reason)
         self._send(worker, message)
