@@ -12,7 +12,6 @@ import cuadrilla
 from cuadrilla.data import cuentos
 from cuadrilla.link.wire import Layout
 from cuadrilla.model.language import wins
-from cuadrilla.train.eval_metrics import text_figure
 from tests import apple
 from tests.runs import execute, final, relative_difference
 from tests.tasks import Normalised
@@ -60,8 +59,8 @@ def test_a_language_model_trains_and_writes_as_on_a_cpu(folder: Path, name: str,
             model = cuadrilla.load_model(run.path, device=device)
             texts.append("".join(model.generate("Hola", sampling=cuadrilla.Sampling(max_tokens=12, top_p=0.9))))
             pairs = list(cuentos.minimal_pairs(4, seed=1))
-            figure = text_figure(model.model, model.tokenizer, list(cuentos.stories(2)), of="stories")
-            figures.append([figure.value, *wins(model.model, model.tokenizer, pairs)])
+            found = model.evaluate(list(cuentos.stories(2)))
+            figures.append([found["bits_per_byte"], *wins(model.model, model.tokenizer, pairs)])
             assert run.train({**settings, "train.device": device, "train.steps": 5}, allow_changes=True).version == 5
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)

@@ -1,16 +1,17 @@
-"""`cuadrilla eval`: a single run, and several models side by side on the same texts."""
+"""`cuadrilla eval`: one model or several, on the same texts, by the measure of the training."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cuadrilla
 from cuadrilla.cli.evaluate import evaluate
 from cuadrilla.cli.export import export_hf
 from cuadrilla.cli.output import options
-from cuadrilla.data.folder import read_manifest
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir
 from cuadrilla.train.checkpoint import choose_step
@@ -36,45 +37,53 @@ def as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return measure
 
 
-def test_a_run_and_its_export_have_the_same_figures(
-    language: RunDir, exported: Path, tmp_path: Path, as_json: Measure
+def test_a_run_has_the_figure_of_its_training_alone_and_beside_others(
+    language: RunDir, exported: Path, as_json: Measure
 ) -> None:
-    (tmp_path / "texto.txt").write_text("La niña fue a la plaza.\n\n" * 3)
-    assert as_json(language.path, pairs=20)["pairs"] == 20
-    # The run was trained in fp32. A model from elsewhere is evaluated in what is fast here, which may be bf16.
-    found = as_json(language.path, exported, text=[tmp_path / "texto.txt"], pairs=10)
-    ours, theirs = found
+    trained = cuadrilla.open_run(language.path).evaluate(device="cpu")
+    wanted = {name: trained[name] for name in ("bits_per_byte", "bits_per_byte_error")}
+    (alone,), (theirs, ours) = as_json(language.path), as_json(exported, language.path)
+    assert ours == alone
+    assert ours["measures"] == {f"held-out text of {language.path}": wanted}
     assert (ours["version"], theirs["version"]) == (choose_step(language).version, None)
     assert ours["parameters"] == theirs["parameters"]
-    names = [(figure["name"], figure["of"], figure["count"]) for figure in ours["figures"]]
-    assert names == [
-        ("bits_per_byte", "texto.txt", len("La niña fue a la plaza.\n\n".encode()) * 3 - 2),
-        ("pairs_right", "built-in stories", 10),
-    ]
-    for a, b in zip(ours["figures"][:1], theirs["figures"][:1], strict=True):
-        assert a["value"] == pytest.approx(b["value"], rel=0.01)
-        assert a["value"] == pytest.approx(a["total"] / a["count"])
+    # The run was trained in fp32. A model from elsewhere is evaluated in what is fast here, which may be bf16.
+    (found,) = theirs["measures"].values()
+    assert found["bits_per_byte"] == pytest.approx(wanted["bits_per_byte"], rel=0.01)
 
 
-def test_without_a_text_all_are_measured_on_the_first_runs_held_out_text(
-    language: RunDir, exported: Path, as_json: Measure, capsys: pytest.CaptureFixture[str]
+def test_texts_stories_and_pairs_are_for_several_models(
+    language: RunDir, exported: Path, tmp_path: Path, as_json: Measure, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = as_json(exported, language.path)
-    val = read_manifest(language.path.parent / "data").splits["val"]
-    for model in found:
-        (figure,) = model["figures"]
-        assert figure["count"] == val.num_bytes
-        assert figure["of"] == f"held-out text of {language.path}"
+    texts = [tmp_path / "uno.txt", tmp_path / "dos.txt"]
+    for number, path in enumerate(texts, start=1):
+        path.write_text("La niña fue a la plaza.\n\n" * number)
+    names = [*map(str, texts), "built-in stories", "minimal pairs"]
+    found = as_json(language.path, exported, text=texts, stories=4, pairs=10)
+    for measures in (model["measures"] for model in found):
+        assert list(measures) == names
+        assert measures["built-in stories"]["faults"] == {"unknown word": 4}  # it has learnt hardly anything
+        assert 0 <= measures["minimal pairs"]["pairs_right"] <= 1
+    assert list(as_json(exported, pairs=2)[0]["measures"]) == ["minimal pairs"], "there is no held-out text"
     options.json = False
-    evaluate([exported, language.path], device="cpu")
+    evaluate([exported, language.path], stories=2, device="cpu")
     table = capsys.readouterr().out
-    assert "bits per byte" in table
-    assert "±" in table
+    assert all(word in table for word in ("bits per byte", "stories right", "faults", "±", str(exported)))
 
 
-def test_what_cannot_be_compared_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--stories works only with one run"):
-        evaluate([language.path, exported], stories=3)
+def test_a_task_of_ones_own_has_its_own_measures(tmp_path: Path, as_json: Measure) -> None:
+    shutil.copy(Path(__file__).parents[2] / "examples" / "mlp_regression.py", tmp_path)
+    run = cuadrilla.new_run(
+        tmp_path / "run", {"task": {"kind": "file", "path": "../mlp_regression.py:mlp"}, "train": {"steps": 2}}
+    )
+    run.train({"train.device": "cpu"})
+    (found,) = as_json(run.path)
+    assert found["measures"] == {"held-out data": run.evaluate(device="cpu")}
+    with pytest.raises(ConfigError, match="is not a language model"):
+        as_json(run.path, stories=1)
+
+
+def test_what_cannot_be_measured_is_refused(language: RunDir, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run"):
         evaluate([exported])
     with pytest.raises(ConfigError, match="neither a run nor a model"):

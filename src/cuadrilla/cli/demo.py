@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.evaluate import judged, show_measures
-from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.cli.evaluate import Measures, held_out_texts, measure, measure_rows
+from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.cli.train import PAGE, train_and_show
+from cuadrilla.data import cuentos
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.monitor.web.page import save_page
@@ -57,6 +58,7 @@ workers = {speeds}
 [sample]
 tokens = 60
 """
+NUM_STORIES, NUM_PAIRS = 200, 500
 SPEEDS = [1.0, 0.7, 0.3]
 VICTIM = "worker-3"
 
@@ -116,11 +118,13 @@ def demo(
         template = "                {victim} was killed at step {step}, and the others went on"
         say(template, victim=VICTIM, step=accident.happened_at)
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
-    result, examples = _evaluate(run)
+    measures, examples = _evaluate(run)
     if options.json:
-        emit_json({**result, "examples": examples, "seconds": time.monotonic() - began})
+        found = {name: value for each in measures.values() for name, value in each.items()}
+        shown = {name: found[name] for name in ("bits_per_byte", "stories_right", "pairs_right")}
+        emit_json({**shown, "examples": examples, "seconds": time.monotonic() - began})
     else:
-        show_measures(result)
+        emit_table(measure_rows({str(folder): measures}))
         say("\n4/4 three of its stories")
         for text in examples:
             emit("\n{text}", text=text)
@@ -137,11 +141,12 @@ def demo(
     )
 
 
-def _evaluate(run: RunDir) -> tuple[dict[str, Any], list[str]]:
+def _evaluate(run: RunDir) -> tuple[Measures, list[str]]:
     """What is measured of the model, and stories that it wrote."""
-    from cuadrilla.train.trained import load_trained
+    from cuadrilla.train.evaluate import write_stories
+    from cuadrilla.train.trained import open_model
 
-    trained = load_trained(run)
-    sequences = trained.config.evaluate.sequences
-    found = {**trained.evaluate(sequences=sequences), **judged(trained, stories=200, pairs=500)}
-    return {key: found[key] for key in ("bits_per_byte", "stories_right", "pairs_right")}, found["examples"]
+    model = open_model(run.path)
+    stories = write_stories(model.model, model.tokenizer, num=NUM_STORIES)
+    measures = measure(model, held_out_texts([run.path]), stories=stories, pairs=NUM_PAIRS)
+    return measures, [story for story in stories if not cuentos.check(story)][:3]

@@ -1,10 +1,7 @@
-"""`cuadrilla eval`: what one run has learnt, or several models side by side."""
+"""`cuadrilla eval`: what models have learnt, side by side."""
 
 import lzma
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +10,16 @@ import typer
 from cuadrilla.cli.model import Device, about
 from cuadrilla.cli.output import emit_json, emit_table, named, options, say
 from cuadrilla.cli.progress import shown_progress
-from cuadrilla.errors import ConfigError
+from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import Message
 
 if TYPE_CHECKING:
-    from cuadrilla.train.eval_metrics import Figure
     from cuadrilla.train.trained import LanguageModel, Trained
 
-    Test = tuple[Message, Callable[[LanguageModel], Figure]]
-    """A measure for all language models: what the progress bar says, and the function."""
-
-STORY_PAIRS_SEED = 1  # no training uses pairs of this seed
+Texts = Mapping[str, Sequence[str]]
+"""Documents, by what the whole text is called."""
+Measures = Mapping[str, Mapping[str, Any]]
+"""What was measured, by what it was measured on. NAME_error is the standard error of NAME."""
 SCALE_BYTES = 2**20
 
 
@@ -34,153 +30,128 @@ def evaluate(
     ],
     stories: Annotated[int, typer.Option(min=0, help="Built-in stories: generate this many and check them.")] = 0,
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,
-    text: Annotated[list[Path] | None, typer.Option(help="Bits per byte of this text; may be repeated.")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Measure on this text, not on the held-out one; may be repeated.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Held-out loss and bits per byte of a run; with more models or test files, a table that compares them."""
-    from cuadrilla.train.trained import load_trained, run_of
+    """What models have learnt: bits per byte of held-out or any other text; of your own task, its own measures."""
+    from cuadrilla.runfile import read_run_config
+    from cuadrilla.train.evaluate import write_stories
+    from cuadrilla.train.trained import load_trained, open_model, run_of
 
-    run = run_of(models[0])
-    if len(models) == 1 and run is not None and not text:
+    run, is_plain = run_of(models[0]), len(models) == 1 and not (text or stories or pairs)
+    if run is not None and is_plain and read_run_config(run).task.kind != "language":
         trained = load_trained(run, device=device)
-        say(about(trained))
-        _say_on_what(trained)
-        result: dict[str, Any] = {"version": trained.step.version, **trained.evaluate(sequences=0)}
-        if stories or pairs:
-            result |= judged(trained, stories=stories, pairs=pairs)
-            del result["examples"]
-        show_measures(result)
-        if "bits_per_byte" in result:
-            _say_scale(models[0])
+        _say_of(models[0], trained, is_in_training=True)
+        _show([_described(models[0], trained, {Message("held-out data"): trained.evaluate()})])
         return
-    if stories:
-        hint = "leave it out, or evaluate {path} alone"
-        raise ConfigError("--stories works only with one run on its own data", path=models[0], hint=hint)
-    tests = _open_tests(models, texts=text or [], pairs=pairs)
-    _compare(models, tests, device=device)
-
-
-def _say_on_what(trained: "Trained") -> None:
-    """Say on how many sequences the run is measured, because its training used fewer."""
-    total, then = len(trained.task.data("val")), trained.config.evaluate.sequences
-    if 0 < then < total:
-        say("on all {total:,} held-out sequences; in training on {then:,}", total=total, then=then)
-
-
-def _say_scale(run: Path) -> None:
-    """For comparison, say how well the compressor xz does on the same text."""
-    raw = "\n\n".join(_held_out_of([run])[1]()).encode()[:SCALE_BYTES]
-    say("fewer are better; xz needs {bits:.2f} bits per byte", bits=8 * len(lzma.compress(raw)) / len(raw))
-
-
-def judged(trained: Any, *, stories: int, pairs: int) -> dict[str, Any]:
-    """Measures on built-in stories and minimal pairs. Raises ConfigError if it is not a language model."""
-    from cuadrilla.model.gpt2 import GPT2
-    from cuadrilla.model.language import LanguageTask
-    from cuadrilla.train.evaluate import judge_stories
-
-    if not (isinstance(trained.task, LanguageTask) and isinstance(trained.model, GPT2)):
-        raise ConfigError("--stories and --pairs are for language models", hint="leave them out")
-    return judge_stories(
-        trained.model, trained.task.tokenizer, num_stories=stories, num_pairs=pairs, temperature=0.8, seed=0
-    )
-
-
-def show_measures(result: dict[str, Any]) -> None:
-    """Print a table with a row for each measure; with `--json` the measures themselves."""
-    if options.json:
-        emit_json(result)
-        return
-    emit_table(
-        [
-            {"measure": named(key), "value": _shown(value, error=result.get(f"{key}_error"))}
-            for key, value in result.items()
-            if not key.endswith("_error")
-        ]
-    )
-
-
-def _compare(paths: "Sequence[Path]", tests: "Sequence[Test]", *, device: str) -> None:
-    """Measure one model at a time, so that one is in memory. Print a row for each figure, a column for each model."""
-    from cuadrilla.train.trained import open_model
-
-    measured: list[dict[str, Any]] = []
-    figures: list[list[Figure]] = []
-    for path in paths:
+    texts = {str(path): read_texts(path) for path in text or []} or held_out_texts(models)
+    if not (texts or stories or pairs):
+        hint = "name a trained run, or a text with --text"
+        raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=models[0], hint=hint)
+    measured = []
+    for path in models:
         model = open_model(path, device=device)
-        say("{path}: {model}", path=path, model=about(model))
-        found: list[Figure] = []
-        with shown_progress() as progress:
-            for name, test in tests:
-                progress(name, 0, 0)
-                found.append(test(model))
-        figures.append(found)
-        row: dict[str, Any] = {"model": str(path), "version": model.step and model.step.version}
-        row["parameters"] = sum(parameter.numel() for parameter in model.model.parameters())
-        row["figures"] = [asdict(each) for each in found]
-        measured.append(row)
+        _say_of(path, model, is_in_training=not text and len(models) == 1)
+        written = write_stories(model.model, model.tokenizer, num=stories) if stories else []
+        measured.append(_described(path, model, measure(model, texts, stories=written, pairs=pairs)))
+    _show(measured)
+    if texts:
+        raw = "\n\n".join(next(iter(texts.values()))).encode()[:SCALE_BYTES]
+        say("fewer are better; xz needs {bits:.2f} bits per byte", bits=8 * len(lzma.compress(raw)) / len(raw))
+
+
+def measure(model: "LanguageModel", texts: Texts, *, stories: Sequence[str], pairs: int) -> Measures:
+    """Measure a model on texts, on the `stories` that it has written, and on so many minimal pairs."""
+    from cuadrilla.train.evaluate import judge_pairs, judge_stories
+
+    found: dict[str, Mapping[str, Any]] = {}
+    with shown_progress() as progress:
+        for name, documents in texts.items():
+            progress(Message("reading {name}", name=name), 0, 0)
+            measures = model.evaluate(documents)
+            found[name] = {key: value for key, value in measures.items() if key.startswith("bits_per_byte")}
+    if stories:
+        found[Message("built-in stories")] = judge_stories(stories)
+    if pairs:
+        found[Message("minimal pairs")] = judge_pairs(model.model, model.tokenizer, num=pairs)
+    return found
+
+
+def read_texts(path: Path) -> list[str]:
+    """The documents of a file or folder, as `cuadrilla data prepare` would read them. Raises DataError."""
+    from cuadrilla.data.corpus import documents_of
+    from cuadrilla.data.sources import list_sources
+
+    documents = list(documents_of(list_sources([str(path)], exclude=path / "nothing")))
+    if not documents:
+        raise DataError("{file} holds no text", file=path, hint="give a file of text")
+    return documents
+
+
+def held_out_texts(paths: Sequence[Path]) -> Texts:
+    """The held-out documents of the first run of a language model; none if there is no such run. Raises DataError."""
+    import numpy as np
+
+    from cuadrilla.data.folder import TOKENIZER, open_tokens, read_manifest
+    from cuadrilla.data.tokenizer import Tokenizer
+    from cuadrilla.runfile import read_run_config
+    from cuadrilla.train.trained import run_of
+
+    runs = {run: read_run_config(run) for run in map(run_of, paths) if run is not None}
+    run = next((run for run, config in runs.items() if config.task.kind == "language"), None)
+    if run is None:
+        return {}
+    folder = run.path / runs[run].data.folder
+    end, tokens = read_manifest(folder).end_of_text, open_tokens(folder, "val")
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    documents = np.split(tokens, np.flatnonzero(tokens == end) + 1)  # end-of-text follows each, so the last is empty
+    name = Message("held-out text of {path}", path=run.path)
+    return {name: [tokenizer.decode(document[:-1].tolist()) for document in documents[:-1]]}
+
+
+def _say_of(path: Path, model: "LanguageModel | Trained", *, is_in_training: bool) -> None:
+    """Say which model is measured. `is_in_training`: on data of which its training used a part, maybe."""
+    say("{path}: {model}", path=path, model=about(model))
+    if is_in_training and model.config is not None and model.config.evaluate.sequences:
+        template = "on all held-out data; in training on at most {sequences:,} sequences of it"
+        say(template, sequences=model.config.evaluate.sequences)
+
+
+def _described(path: Path, model: "LanguageModel | Trained", measures: Measures) -> dict[str, Any]:
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    version = model.step and model.step.version
+    return {"model": str(path), "version": version, "parameters": parameters, "measures": measures}
+
+
+def _show(measured: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table with a row for each measure and a column for each model; with `--json` an object for each model."""
     if options.json:
         emit_json(measured)
         return
-    sizes = {row["model"]: row["parameters"] for row in measured}
-    rows: list[dict[str, object]] = [{"measure": named("parameters"), "on": "", **sizes}]
-    for same in zip(*figures, strict=True):
-        shown = {row["model"]: _shown(each.value, error=each.error) for row, each in zip(measured, same, strict=True)}
-        rows.append({"measure": named(same[0].name), "on": same[0].of, **shown})
-    emit_table(rows)
-    say("± is the standard error; --json has sums, counts and intervals")
+    sizes = {each["model"]: each["parameters"] for each in measured}
+    rows = measure_rows({each["model"]: each["measures"] for each in measured})
+    emit_table([{"measure": named("parameters"), **sizes, "on": ""}, *rows])
+    say("± is the standard error")
 
 
-def _open_tests(paths: Sequence[Path], *, texts: Sequence[Path], pairs: int) -> "list[Test]":
-    """The measures to take. Texts are read before the first model is loaded. Raises DataError for a file that cannot be
-    used, ConfigError if there is nothing to measure on."""
-    from cuadrilla.data import cuentos
-    from cuadrilla.train import eval_metrics
-
-    def on_text(name: str, read: Callable[[], Iterator[str]]) -> "Test":
-        return Message("reading {name}", name=name), lambda model: eval_metrics.text_figure(
-            model.model, model.tokenizer, read(), of=name
-        )
-
-    if not (texts or pairs):
-        return [on_text(*_held_out_of(paths))]
-    for path in texts:
-        deque(eval_metrics.read_texts(path), maxlen=0)  # a text that cannot be read fails here
-    tests = [on_text(path.name, partial(eval_metrics.read_texts, path)) for path in texts]
-    if pairs:
-        name, found = Message("built-in stories"), list(cuentos.minimal_pairs(pairs, seed=STORY_PAIRS_SEED))
-        tests.append(
-            (
-                Message("pairs of {name}", name=name),
-                lambda model: eval_metrics.pair_figure(model.model, model.tokenizer, found, of=name),
-            )
-        )
-    return tests
+def measure_rows(models: Mapping[str, Measures]) -> list[dict[str, object]]:
+    """A row for each measure, with a column for each model and what it was measured on."""
+    return [
+        {"measure": named(name), **{model: _shown(found[on], name) for model, found in models.items()}, "on": on}
+        for on, measures in next(iter(models.values())).items()
+        for name in measures
+        if not name.endswith("_error")
+    ]
 
 
-def _held_out_of(paths: Sequence[Path]) -> tuple[str, Callable[[], Iterator[str]]]:
-    """Name and documents of the first run's held-out text, on which all models are measured if no text is given."""
-    from cuadrilla.data.folder import TOKENIZER, read_manifest
-    from cuadrilla.data.tokenizer import Tokenizer
-    from cuadrilla.runfile import read_run_config
-    from cuadrilla.train.eval_metrics import held_out_texts
-    from cuadrilla.train.trained import run_of
-
-    run = next(filter(None, map(run_of, paths)), None)
-    if run is None:
-        hint = "name a trained run, or a text with --text"
-        raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=paths[0], hint=hint)
-    folder = run.path / read_run_config(run).data.folder
-    read_manifest(folder)  # its error is clearer than the tokenizer's if the folder is missing
-    name = Message("held-out text of {path}", path=run.path)
-    return name, partial(held_out_texts, folder, Tokenizer.load(folder / TOKENIZER))
-
-
-def _shown(value: object, *, error: object = None) -> object:
-    if isinstance(value, float) and isinstance(error, float):
-        return Message("{value:.4f} ± {error:.4f}", value=value, error=error)
-    if isinstance(value, float):
-        return Message("{value:.4f}", value=value)
+def _shown(measures: Mapping[str, Any], name: str) -> object:
+    value, error = measures[name], measures.get(f"{name}_error")
     if isinstance(value, dict):
         return ", ".join(f"{named(key)} {count}" for key, count in value.items()) or Message("none")
-    return value
+    if not isinstance(value, float):
+        return value
+    if error is None:
+        return Message("{value:.4f}", value=value)
+    return Message("{value:.4f} ± {error:.4f}", value=value, error=error)

@@ -35,7 +35,9 @@ VERBS = {
     "work": Verb("crew", "work", "", "What a coordinator, or `join`, starts for each device."),
     "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
     "generate": Verb("model", "generate", MODELS, "Generate text with a trained model."),
-    "eval": Verb("evaluate", "evaluate", MODELS, "Held-out loss and bits per byte; a table of several models."),
+    "eval": Verb(
+        "evaluate", "evaluate", MODELS, "Bits per byte of held-out or any other text; a table of several models."
+    ),
     "export": Verb("export", "app", MODELS, "Write a run's model in formats that other programs open."),
     "import": Verb("imported", "import_model", MODELS, "Make a run that continues from a published model."),
     "serve": Verb("serve", "serve", MODELS, "Serve a model over HTTP: OpenAI's API, and a page to try it."),

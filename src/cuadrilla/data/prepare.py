@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +273,4 @@ def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress:
 def _encode(chunk: CleanChunk, corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> dict[int, NDArray[Any]]:
     texts = list(chunk.texts())
     splits = corpus.splits[chunk.first : chunk.first + len(texts)]
-    encoded = tokenizer.encode_batch(list(compress(texts, splits)))
-    for ids in encoded:
-        ids.append(tokenizer.end_of_text)
-    kept = splits[splits > 0]
-    return {split: np.fromiter(chain.from_iterable(compress(encoded, kept == split)), dtype=dtype) for split in SPLITS}
+    return {split: tokenizer.packed(list(compress(texts, splits == split))).astype(dtype) for split in SPLITS}

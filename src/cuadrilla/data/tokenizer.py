@@ -14,10 +14,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from cuadrilla.errors import DataError
@@ -117,6 +120,11 @@ class Tokenizer:
                 "the text contains half a surrogate pair, which is not valid Unicode", hint="save it again as UTF-8"
             ) from error
         return [encoding.ids for encoding in encodings]
+
+    def packed(self, texts: Sequence[str]) -> NDArray[np.uint32]:
+        """The ids of documents one after the other, each followed by `end_of_text`."""
+        encoded = self.encode_batch(texts)
+        return np.fromiter(chain.from_iterable((*ids, self.end_of_text) for ids in encoded), dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, with `end_of_text` spelled out. Invalid UTF-8 (a cut character) becomes U+FFFD."""

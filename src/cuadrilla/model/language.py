@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from cuadrilla.config import ModelSection
 from cuadrilla.data.cuentos import MinimalPair
-from cuadrilla.data.folder import TOKENIZER, Manifest, Split, open_tokens, read_manifest
+from cuadrilla.data.folder import TOKENIZER, Manifest, open_tokens, read_manifest
 from cuadrilla.data.loader import Dataset
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
@@ -116,24 +116,10 @@ class LanguageTask:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def evaluate(self, model: nn.Module, batches: Iterator[Batch]) -> dict[str, float]:
-        """`loss` is in nats per token. `bits_per_byte` is per byte of UTF-8, and so comparable between tokenizers.
-        Standard errors (over sequences) are added if there are two or more sequences and the loss is finite.
-
-        The conversion uses the average bytes per token of the whole held-out split, because the bytes of single tokens
-        are not known here. It is exact if the whole split is evaluated. End-of-text counts as a token without bytes.
-        """
+        """`text_measures` of the held-out text."""
         assert isinstance(model, GPT2)
-        losses: list[float] = []  # of each sequence: mean nats per token
-        with torch.no_grad():
-            for batch in batches:
-                losses += model.losses(batch["ids"], batch["targets"]).cpu().double().mean(1).tolist()
-        if not losses:
-            raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
-        found = {"loss": statistics.fmean(losses)}
-        if len(losses) > 1 and math.isfinite(found["loss"]):
-            found["loss_error"] = statistics.stdev(losses) / math.sqrt(len(losses))
         split = self.manifest.splits["val"]
-        return found | {name.replace("loss", "bits_per_byte"): bits_per_byte(found[name], split) for name in found}
+        return text_measures(model, batches, tokens_per_byte=split.num_tokens / split.num_bytes)
 
 
 def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
@@ -150,9 +136,29 @@ def shape_of(section: ModelSection, *, tokens: int) -> GPT2Config:
     )
 
 
-def bits_per_byte(nats_per_token: float, split: Split) -> float:
-    """Bits per byte of UTF-8, from the loss in nats per token and the tokens per byte of `split`."""
-    return nats_per_token / NATS_PER_BIT * split.num_tokens / split.num_bytes
+def text_measures(model: GPT2, batches: Iterator[Batch], *, tokens_per_byte: float) -> dict[str, float]:
+    """`loss` is in nats per token. `bits_per_byte` is per byte of UTF-8, and so comparable between tokenizers. Both
+    have a standard error over sequences, as `mean_and_error` says.
+
+    `tokens_per_byte`: of the whole text, because the bytes of single tokens are not known here. So the conversion is
+    exact if the batches hold the whole text. End-of-text counts as a token without bytes.
+    """
+    losses: list[float] = []  # of each sequence: mean nats per token
+    with torch.no_grad():
+        for batch in batches:
+            losses += model.losses(batch["ids"], batch["targets"]).cpu().double().mean(1).tolist()
+    if not losses:
+        raise DataError("there is no held-out text to evaluate on", hint="prepare the data with a larger val split")
+    found, scale = mean_and_error("loss", losses), tokens_per_byte / NATS_PER_BIT
+    return found | {name.replace("loss", "bits_per_byte"): value * scale for name, value in found.items()}
+
+
+def mean_and_error(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean as NAME. If it is finite and of two or more values, its standard error as NAME_error."""
+    found = {name: statistics.fmean(values)}
+    if len(values) > 1 and math.isfinite(found[name]):
+        found[f"{name}_error"] = statistics.stdev(values) / math.sqrt(len(values))
+    return found
 
 
 @contextmanager
@@ -167,11 +173,8 @@ def not_training(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def log_likelihood(
-    model: GPT2, ids_batch: Sequence[Sequence[int]], *, counted: Sequence[int] | None = None
-) -> list[float]:
-    """Log-probability (nats) of the last `counted` tokens of each sequence, given the tokens before them. By default
-    all tokens but the first are counted. Shorter sequences are padded to the longest.
+def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[float]:
+    """Log-probability (nats) of all tokens but the first of each sequence. Shorter ones are padded to the longest.
 
     Raises DataError for a sequence that does not fit the context.
     """
@@ -186,10 +189,8 @@ def log_likelihood(
     device = next(model.parameters()).device
     ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in ids_batch], device=device)
     lengths_B1 = torch.tensor([[len(ids)] for ids in ids_batch], device=device)
-    counted_B = torch.tensor(counted or [len(ids) - 1 for ids in ids_batch], device=device)
-    places_T = torch.arange(longest, device=device)
-    is_counted_BT = (places_T < lengths_B1) & (places_T >= lengths_B1 - counted_B[:, None])
-    targets_BT = ids_BT.masked_fill(~is_counted_BT, IGNORED)[:, 1:]
+    is_padding_BT = torch.arange(longest, device=device) >= lengths_B1
+    targets_BT = ids_BT.masked_fill(is_padding_BT, IGNORED)[:, 1:]
     losses_BT = model.losses(ids_BT[:, :-1], targets_BT)
     return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
 

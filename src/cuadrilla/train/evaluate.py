@@ -1,7 +1,7 @@
-"""Held-out loss and samples; for models of the built-in stories also how many of their stories are right."""
+"""Held-out loss and samples; for language models also the loss on any text, and the test of the built-in stories."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from cuadrilla.config import TOP_P, SampleSection
 from cuadrilla.data import cuentos
-from cuadrilla.data.loader import collate, to_device
+from cuadrilla.data.loader import Dataset, collate, to_device
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.model.generate import generate_batch, generate_text
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.language import LanguageTask, not_training, wins
+from cuadrilla.model.language import LanguageTask, Sequences, mean_and_error, not_training, text_measures, wins
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.model.task import Task
 from cuadrilla.train.precision import Precision
 
-EVALUATION_BATCH = 16
+EVALUATION_BATCH, TEXTS_PER_BATCH = 16, 256
 
 
 def evaluate(
@@ -30,15 +30,29 @@ def evaluate(
     total = len(dataset)
     if total == 0:
         return {}
-    count = min(sequences or total, total)
-    chosen = np.linspace(0, total - 1, count).round().astype(np.int64)
-
-    def batches() -> Iterator[dict[str, Tensor]]:
-        for first in range(0, count, EVALUATION_BATCH):
-            yield to_device(collate([dataset[int(i)] for i in chosen[first : first + EVALUATION_BATCH]]), device)
-
+    chosen = np.linspace(0, total - 1, min(sequences or total, total)).round().astype(np.int64).tolist()
     with not_training(model), torch.no_grad(), precision.around(model, device):
-        return task.evaluate(model, batches())
+        return task.evaluate(model, _batches(dataset, chosen, device=device))
+
+
+def evaluate_texts(
+    model: GPT2, tokenizer: Tokenizer, texts: Sequence[str], *, device: torch.device
+) -> dict[str, float]:
+    """The measures of a language task on these documents, packed and cut into sequences like a data folder's. Less text
+    than the context is one sequence. Raises DataError if there is none.
+    """
+    parts = [tokenizer.packed(texts[i : i + TEXTS_PER_BATCH]) for i in range(0, len(texts), TEXTS_PER_BATCH)]
+    tokens = np.concatenate([np.empty(0, dtype=np.uint32), *parts])
+    num_bytes = sum(len(text.encode()) for text in texts)
+    sequences = Sequences(tokens, context=max(1, min(model.config.context, len(tokens) - 1)))
+    with not_training(model):
+        batches = _batches(sequences, range(len(sequences)), device=device)
+        return text_measures(model, batches, tokens_per_byte=len(tokens) / max(1, num_bytes))
+
+
+def _batches(dataset: Dataset, chosen: Sequence[int], *, device: torch.device) -> Iterator[dict[str, Tensor]]:
+    for first in range(0, len(chosen), EVALUATION_BATCH):
+        yield to_device(collate([dataset[i] for i in chosen[first : first + EVALUATION_BATCH]]), device)
 
 
 def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -> str:
@@ -50,26 +64,23 @@ def sample(task: Task, model: nn.Module, *, section: SampleSection, seed: int) -
     return section.prompt + "".join(generate_text(model, task.tokenizer, section.prompt, sampling=sampling))
 
 
-def judge_stories(
-    model: GPT2, tokenizer: Tokenizer, *, num_stories: int, num_pairs: int, temperature: float, seed: int
-) -> dict[str, Any]:
-    """Have the model write stories, as `generate` does by default, and check them. Have it choose in minimal pairs of
-    seed 1, which are never trained on.
-
-    `stories_right`, `pairs_right`: parts in [0, 1]. `faults`: number of stories by the kind of their first fault.
-    """
+def write_stories(model: GPT2, tokenizer: Tokenizer, *, num: int) -> list[str]:
+    """Have the model write so many texts from the beginning, as `generate` does by default."""
     end = tokenizer.end_of_text
-    most, stops = model.config.context, (end,)
-    sampling = Sampling(temperature=temperature, top_p=TOP_P, max_tokens=most, stop_ids=stops, seed=seed)
-    stories = generate_batch(model, [[end]] * num_stories, sampling=sampling)
-    texts = [tokenizer.decode(story).strip() for story in stories]
+    sampling = Sampling(temperature=0.8, top_p=TOP_P, max_tokens=model.config.context, stop_ids=(end,), seed=0)
+    return [tokenizer.decode(ids).strip() for ids in generate_batch(model, [[end]] * num, sampling=sampling)]
+
+
+def judge_stories(texts: Sequence[str]) -> dict[str, Any]:
+    """`stories_right`: the part of the texts that are right as built-in stories. `faults`: the number of texts by the
+    kind of their first fault."""
     found = [cuentos.check(text) for text in texts]
-    pairs = list(cuentos.minimal_pairs(num_pairs, seed=1))
-    return {
-        "stories": num_stories,
-        "stories_right": sum(not problems for problems in found) / max(num_stories, 1),
-        "faults": dict(Counter(problems[0].kind for problems in found if problems).most_common()),
-        "pairs": num_pairs,
-        "pairs_right": sum(wins(model, tokenizer, pairs)) / len(pairs) if pairs else 0.0,
-        "examples": [text for text, problems in zip(texts, found, strict=True) if not problems][:3],
-    }
+    faults = Counter(problems[0].kind for problems in found if problems)
+    right = mean_and_error("stories_right", [float(not problems) for problems in found])
+    return {**right, "faults": dict(faults.most_common())}
+
+
+def judge_pairs(model: GPT2, tokenizer: Tokenizer, *, num: int) -> dict[str, float]:
+    """`pairs_right`: how often the model finds the correct text of a minimal pair likelier. The pairs are of a seed
+    that no training uses."""
+    return mean_and_error("pairs_right", wins(model, tokenizer, list(cuentos.minimal_pairs(num, seed=1))))

@@ -1,6 +1,6 @@
 """The model that a run has trained, ready to use: with its task, or as a language model without its data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, model_tensors, take_over
-from cuadrilla.train.evaluate import evaluate
+from cuadrilla.train.evaluate import evaluate, evaluate_texts
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
 
@@ -91,6 +91,11 @@ class LanguageModel:
     def generate(self, prompt: str = "", *, sampling: Sampling = USUAL_SAMPLING) -> Iterator[str]:
         """Continue a text; yields pieces as they are generated. An empty prompt begins a new text."""
         return generate_text(self.ready, self.tokenizer, prompt, sampling=sampling)
+
+    def evaluate(self, texts: Sequence[str]) -> dict[str, float]:
+        """`loss` and `bits_per_byte` of documents, measured as a training measures its held-out text. Raises DataError
+        if they are empty."""
+        return evaluate_texts(self.model, self.tokenizer, texts, device=self.device)
 
     @cached_property
     def ready(self) -> InferenceModel:
