@@ -107,7 +107,7 @@ class Run:
     def __init__(self, crew: Crew, work: Workload, *, rounds: Rounds) -> None:
         self.world, self.work = World(bytes_per_second=crew.bytes_per_second), work
         self.workers = {machine.name: Worker(spec=machine) for machine in crew.machines}
-        self.step_seconds = work.step_tokens / crew.coordinator.tokens_per_second
+        self.step_seconds = work.step_cost_tokens / crew.coordinator.tokens_per_second
         self.committed: list[tuple[float, int, float]] = []
         """Time and steps of each commit, and how much they lower the loss beside exact steps (1 if of one machine)."""
         rules = Rules(
@@ -164,7 +164,7 @@ class Run:
         lease, began = worker.waiting.pop(), self.world.now
         worker.waiting.clear()
         tokens = len(lease.units) * self.work.unit_tokens
-        local_steps = lease.steps * self.work.step_tokens if lease.steps > 1 else 0.0
+        local_steps = lease.steps * self.work.step_cost_tokens if lease.steps > 1 else 0.0
         num_bytes = (self.work.window_bytes if lease.steps > 1 else self.work.exact_bytes) / 2
         computing = (tokens + local_steps) / spec.tokens_per_second
         most = spec.bytes_per_second
@@ -208,7 +208,7 @@ def workload() -> Workload:
         num_steps=NUM_STEPS,
         units_per_step=UNITS_PER_STEP,
         unit_tokens=UNIT_TOKENS,
-        step_tokens=0.01 * UNITS_PER_STEP * UNIT_TOKENS,
+        step_cost_tokens=0.01 * UNITS_PER_STEP * UNIT_TOKENS,
         exact_bytes=round(8 * WEIGHTS),
         window_bytes=round(5.2 * WEIGHTS),
     )

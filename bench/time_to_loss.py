@@ -236,7 +236,7 @@ def planned_seconds(race: Race, rates: Sequence[float], *, rate: str, steps: int
     machines = [
         MachineSpec(
             name=str(number),
-            tokens_per_second=each * (tokens + work.step_tokens) / tokens,
+            tokens_per_second=each * (tokens + work.step_cost_tokens) / tokens,
             bytes_per_second=math.inf if number == race.best else most,
         )
         for number, each in enumerate(rates)

@@ -45,13 +45,13 @@ def run_in(folder: Path) -> RunDir:
 def test_a_program_is_told_once_of_what_happens_a_thousand_times(tmp_path: Path) -> None:
     run, file = run_in(tmp_path), tmp_path / "told"
     with Alarms(AlarmSection(command=writer(file), on=["left", "finished"]), run=run) as alarms:
-        alarms.hear("joined", {"worker": "ana"})
+        alarms.on_event("joined", {"worker": "ana"})
         for number in range(1000):
-            alarms.hear("left", {"worker": f"w{number}", "reason": "it was\nswitched off {title}"})
-        alarms.hear("alarm", {"message": "not asked for"})
+            alarms.on_event("left", {"worker": f"w{number}", "reason": "it was\nswitched off {title}"})
+        alarms.on_event("alarm", {"message": "not asked for"})
         wait_for(lambda: bool(told(file)))
-        alarms.hear("finished", {"version": 12, "complete": True, "reason": ""})
-        alarms.hear("left", {"worker": "berta", "reason": "the run is over"})
+        alarms.on_event("finished", {"version": 12, "complete": True, "reason": ""})
+        alarms.on_event("left", {"worker": "berta", "reason": "the run is over"})
     left, finished = told(file)
     assert (left["event"], left["title"], left["run"]) == ("left", "cuadrilla: casa", "casa")
     assert left["text"] == "w0 has left: it was\\nswitched off {title}"
@@ -73,9 +73,9 @@ def test_what_hangs_is_killed_and_the_last_word_is_told(
     run, file, last = run_in(tmp_path), tmp_path / "started", tmp_path / "told"
     command = [sys.executable, "-c", HANGS_AT_FIRST, str(file), str(last)]
     with Alarms(AlarmSection(command=command), run=run) as alarms:
-        alarms.hear("left", {"worker": "w", "reason": ""})
+        alarms.on_event("left", {"worker": "w", "reason": ""})
         wait_for(file.exists)
-        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
+        alarms.on_event("finished", {"version": 1, "complete": True, "reason": ""})
     assert last.read_text() == "finished"
     assert not children()
     assert caplog.text.count("alarm.command did not start, or did not end well in 3 s") == 1
@@ -83,7 +83,7 @@ def test_what_hangs_is_killed_and_the_last_word_is_told(
 
 def test_what_cannot_be_sent_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Alarms(AlarmSection(command=["no-such-program"]), run=run_in(tmp_path)) as alarms:
-        alarms.hear("finished", {"version": 1, "complete": True, "reason": ""})
+        alarms.on_event("finished", {"version": 1, "complete": True, "reason": ""})
     assert "alarm.command did not start" in caplog.text
 
 

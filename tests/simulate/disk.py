@@ -315,7 +315,7 @@ class VirtualStore:
         self.point()
 
     @contextmanager
-    def trying(self, what: object) -> Iterator[None]:
+    def tolerating(self, what: object) -> Iterator[None]:
         del what
         try:
             yield

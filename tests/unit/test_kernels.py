@@ -6,7 +6,7 @@ import torch
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.kernels import CHUNK_NUMBERS, IGNORED, SoftTargets, chunked_cross_entropy
 from cuadrilla.train import precision
-from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, choose_kernels
+from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, set_up_kernels
 
 CPU = torch.device("cpu")
 CONFIG = GPT2Config(vocab_size=64, context=32, layers=2, heads=4, width=128)
@@ -31,7 +31,7 @@ def test_the_processor_decides_with_what_and_how_long_a_pass_is(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(precision, "is_amd", lambda: is_amd)
     model = GPT2(config)
-    assert choose_kernels(model, device=CPU, dtype=dtype, strict=strict) == tokens
+    assert set_up_kernels(model, device=CPU, dtype=dtype, strict=strict) == tokens
     if onednn is not None:
         assert model.onednn == model.transformer.h[-1].mlp.c_fc.onednn == onednn
 

@@ -10,7 +10,9 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.plan.machines import PRESETS, described, read_crew
 from cuadrilla.plan.predict import TEACHES, Crew, MachineSpec, Workload, predict, smaller_steps_teach
 
-WORK = Workload(num_steps=999, units_per_step=16, unit_tokens=100, step_tokens=0.0, exact_bytes=1000, window_bytes=2000)
+WORK = Workload(
+    num_steps=999, units_per_step=16, unit_tokens=100, step_cost_tokens=0.0, exact_bytes=1000, window_bytes=2000
+)
 PC = MachineSpec(name="pc", tokens_per_second=800.0)
 MAC = MachineSpec(name="mac", tokens_per_second=800.0, bytes_per_second=1000.0, delay_seconds=0.5)
 
@@ -53,7 +55,7 @@ def test_a_coordinators_link_is_shared() -> None:
 
 
 def test_optimizer_steps_cost_the_coordinator_and_in_windows_every_worker() -> None:
-    crew, work = Crew(machines=[PC, replace(PC, name="second")]), replace(WORK, step_tokens=160.0)
+    crew, work = Crew(machines=[PC, replace(PC, name="second")]), replace(WORK, step_cost_tokens=160.0)
     found = {each.steps: each.tokens_per_second for each in predict(crew, work)}
     assert found[0] == pytest.approx(1600 / 2.2)
     assert found[1] == pytest.approx(1600 / 1.2)

@@ -32,7 +32,7 @@ def num_cores() -> int:
     return max(1, int(read_facts().cores))
 
 
-def equip(config: Config, folder: Path, *, device: str = "", cores: int = 0, speed: float = 1.0) -> Equipment:
+def equip_worker(config: Config, folder: Path, *, device: str = "", cores: int = 0, speed: float = 1.0) -> Equipment:
     """Load a run whose paths are relative to `folder`. `device` "": as the run says. `cores` 0: all of this process.
 
     Raises TaskError, DataError, ConfigError, DeviceError.

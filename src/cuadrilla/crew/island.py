@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.config import Config
-from cuadrilla.crew.equipment import equip, num_cores
+from cuadrilla.crew.equipment import equip_worker, num_cores
 from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place
@@ -88,7 +88,7 @@ class Island:
         """Load model and data on this rank's device and compare them; called at every rank. `threads` 0: as many as
         `cores`. Raises as `compare`."""
         self.take_device(config.train.device)
-        made = equip(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
+        made = equip_worker(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
         self.compare(config, made.task, made.model, parameters=made.parameters[0])
         return made
 

@@ -85,7 +85,7 @@ def train_run(
             island.take_device(config.train.device)
         sinks: list[Sink] = []
         context = assemble(config, folder, task=task, sinks=sinks, allow_changes=allow_changes, stop_at=stop_at)
-        context.store.hear = alarms.hear
+        context.store.on_event = alarms.on_event
         parameters = sum(parameter.numel() for parameter in context.model.parameters())
         size = {"num_steps": context.length.num_steps, "parameters": parameters}
         write_json(folder.config, {"values": dump(context.config), "origins": resolved.origins, **size}, private=True)

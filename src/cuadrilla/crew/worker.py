@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cuadrilla.config import Config
 from cuadrilla.crew.bundle import require_work
 from cuadrilla.crew.children import Children, cuadrilla_command
-from cuadrilla.crew.equipment import equip
+from cuadrilla.crew.equipment import equip_worker
 from cuadrilla.crew.node import Node
 from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
 from cuadrilla.errors import LinkError
@@ -170,7 +170,7 @@ class _Worker:
             equipment = self._island.equip(config, folder, threads=threads, speed=speed)
             log.info("one worker of %s", self._island, extra=TALK)
             return equipment
-        return equip(config, folder, device=self._use.device, cores=threads, speed=speed)
+        return equip_worker(config, folder, device=self._use.device, cores=threads, speed=speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink) -> Stop:
         practice = PracticeLink(

@@ -68,14 +68,14 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a run has to compute. `step_tokens`: an optimizer step takes as long as the passes of so many tokens.
+    """What a run has to compute. `step_cost_tokens`: an optimizer step takes as long as the passes of so many tokens.
     `exact_bytes`, `window_bytes`: size of a version and a contribution together.
     """
 
     num_steps: int
     units_per_step: int
     unit_tokens: int
-    step_tokens: float
+    step_cost_tokens: float
     exact_bytes: int
     window_bytes: int
 
@@ -125,7 +125,7 @@ def predict_crew(crew: Crew, work: Workload, *, steps: int, alone: float) -> Pre
     paces = _paces(crew, work, steps=steps)
     shares = {name: share for name, share in share_units(work.units_per_step, paces=paces).items() if share}
     round_seconds = max(paces[name].seconds(share) for name, share in shares.items())
-    round_seconds += work.step_tokens / crew.coordinator.tokens_per_second
+    round_seconds += work.step_cost_tokens / crew.coordinator.tokens_per_second
     tokens_per_second = steps * work.units_per_step * work.unit_tokens / round_seconds
     members = [machine for machine in crew.machines if machine.name in shares]
     remote = [machine for machine in members if math.isfinite(machine.bytes_per_second)]
@@ -158,7 +158,7 @@ def _paces(crew: Crew, work: Workload, *, steps: int) -> dict[str, Pace]:
     part = crew.bytes_per_second / max(remote, 1)
 
     def pace(machine: MachineSpec) -> Pace:
-        fixed = steps * work.step_tokens / machine.tokens_per_second if steps > 1 else 0.0
+        fixed = steps * work.step_cost_tokens / machine.tokens_per_second if steps > 1 else 0.0
         if math.isfinite(machine.bytes_per_second):
             fixed += work.bytes_of(steps) / min(machine.bytes_per_second, part) + 2 * machine.delay_seconds
         return Pace(units_per_second=machine.tokens_per_second / work.unit_tokens / steps, fixed_seconds=fixed)

@@ -2,7 +2,7 @@
 that fails.
 
     with Alarms(config.alarm, run=run) as alarms:
-        ...  # alarms.hear(kind, fields) for each event
+        ...  # alarms.on_event(kind, fields) for each event
 
 An alarm never delays a run and never makes it fail: a thread sends it, a program is killed after `LIMIT_SECONDS`, and
 an error is only a warning. There is no shell: a program gets the message as JSON on its standard input.
@@ -61,7 +61,7 @@ class Alarms:
     def __enter__(self) -> "Alarms":
         return self
 
-    def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def on_event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Take an event of the run, as in events.jsonl. Never blocks, and raises nothing."""
         if self._is_over or (alarm := _alarm_of(kind, fields)) is None:
             return
@@ -83,7 +83,7 @@ class Alarms:
             with suppress(ResourceError):  # a full disk is no second failure
                 append_event(self._run.events, "failed", reason=reason)
                 write_json(self._run.status, {**read_object(self._run.status), "state": "failed"}, private=True)
-            self.hear("failed", {"reason": reason})
+            self.on_event("failed", {"reason": reason})
         self._sender.shutdown()
 
     def _send(self, message: Mapping[str, str]) -> None:

@@ -162,7 +162,7 @@ def best_version(run: RunDir, *, upto: int) -> int | None:
 
 
 @torch.no_grad()
-def take_over(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
+def copy_into(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], *, path: Path) -> None:
     """Copy the values `found` in `path` to a model's `tensors`. Raises CheckpointError if they are another model's."""
     check_shapes(tensors, found, path=path)
     for name, tensor in tensors.items():

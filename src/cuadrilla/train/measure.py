@@ -63,7 +63,7 @@ def _measure(config: Config, folder: Path) -> Measured:
             num_steps=length.num_steps,
             units_per_step=length.units_per_step,
             unit_tokens=length.unit_tokens,
-            step_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
+            step_cost_tokens=_step_seconds(model, recipe, device) * tokens_per_second,
             exact_bytes=round_bytes(equipment.strategy, model, recipe),
             window_bytes=round_bytes(windows(steps=2), model, recipe),
         ),

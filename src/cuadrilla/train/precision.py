@@ -107,7 +107,7 @@ def choose_for_cpu(instruction_sets: Collection[str]) -> Precision:
     return _precision(torch.float32, Message("CPU without native bf16"))
 
 
-def choose_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool) -> int:
+def set_up_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool) -> int:
     """Choose the library for a GPT-2's matrix products on a CPU: the one that is usually the fastest here; in strict
     mode oneDNN on all machines. Returns the limit of tokens in a pass.
     """

@@ -141,9 +141,9 @@ class CoordinatorRuntime:
         """Handle a message of the worker in this thread. Raises the error that makes the run fail."""
         with self._failing_together(raises=True):
             self._stop_if_asked()
-            self._handle(self._received(worker, message))
+            self._handle(self._event_of(worker, message))
             if isinstance(message, Progress):
-                self._tell_progress()
+                self._show_progress()
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
         """Like `receive`, for transports to other threads and processes: it returns at once, and an error goes to
@@ -183,7 +183,7 @@ class CoordinatorRuntime:
         """Let the state machine know the time. Called a few times a second, so that silent workers are noticed."""
         self.work_off()
         with self._failing_together():
-            self._tell_progress()
+            self._show_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
 
@@ -194,7 +194,7 @@ class CoordinatorRuntime:
     def _decide(self, worker: str, message: ToCoordinator, now: float) -> list[events.Action]:
         """Actions for a message of another process. A message that cannot be handled ends its sender's session only."""
         try:
-            return self.coordinator.handle(self._received(worker, message), now)
+            return self.coordinator.handle(self._event_of(worker, message), now)
         except MESSAGE_ERRORS as error:
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
@@ -202,7 +202,7 @@ class CoordinatorRuntime:
             stop = events.Send(worker=worker, message=Stop(reason=reason))
             return [*self.coordinator.handle(left, now), stop]
 
-    def _received(self, worker: str, message: ToCoordinator) -> events.Received:
+    def _event_of(self, worker: str, message: ToCoordinator) -> events.Received:
         """The event for the state machine. A contribution with impossible numbers is marked as not valid."""
         match message:
             case Hello():
@@ -229,7 +229,7 @@ class CoordinatorRuntime:
             and self.merge.is_plausible(message.tensors, num_units=num_units)
         )
 
-    def _tell_progress(self) -> None:
+    def _show_progress(self) -> None:
         """Report to the sinks which part of the round is done, by the workers' heartbeats. A round may take minutes."""
         ledger, total = self._work.ledger, max(self._work.steps, 1) * self._rules.units_per_step  # 0 between rounds
         done = dict.fromkeys(ledger.uncounted, 0.0)
@@ -250,7 +250,7 @@ class CoordinatorRuntime:
         for action in actions:
             match action:
                 case events.Send():
-                    self._tell(action.worker, action.message)
+                    self._send_to(action.worker, action.message)
                 case events.Merge():
                     self._merge_round(action)
                 case events.Commit():
@@ -265,7 +265,7 @@ class CoordinatorRuntime:
                 case events.Finish():
                     self._finish(action)
 
-    def _tell(self, worker: str, message: ToWorker) -> None:
+    def _send_to(self, worker: str, message: ToWorker) -> None:
         match message:
             case Version():
                 if self._sent.version != message.version:  # made once for all workers: it takes time
@@ -374,10 +374,10 @@ class CoordinatorRuntime:
         self._since = self.clock()
         before, self._kind = self._kind, self._work.kind
         if self._kind != before and not (before.alone and self._kind.alone):
-            self._tell_kind(version)
+            self._report_rounds(version)
         self._stop_reason = self._stop_reason or self._why_stop(version)
 
-    def _tell_kind(self, version: int) -> None:
+    def _report_rounds(self, version: int) -> None:
         """Say how the crew trains from now on: `sync.kind = "auto"` has chosen."""
         if self._kind.alone and len(self.coordinator.crew.members) == 1:
             how = Message("the only machine trains, in smaller steps")
@@ -414,7 +414,7 @@ class CoordinatorRuntime:
     def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
         self.store.log(version, row)
         for sink in self.sinks:
-            with self.store.trying(sink):
+            with self.store.tolerating(sink):
                 sink.log(version, row)
 
     def _snapshot(self) -> dict[str, Any]:

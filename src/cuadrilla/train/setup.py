@@ -39,7 +39,7 @@ from cuadrilla.train.guard import Guard
 from cuadrilla.train.loop import WorkerSettings, is_out_of_memory, train
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.optim import make_optimizer
-from cuadrilla.train.precision import Precision, choose_device, choose_kernels, choose_precision
+from cuadrilla.train.precision import Precision, choose_device, choose_precision, set_up_kernels
 from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.schedule import make_schedule
 from cuadrilla.train.sinks import Scalars, Sink
@@ -151,7 +151,7 @@ def equip(
         model=model.to(place),
         device=place,
         precision=precision,
-        pass_tokens=choose_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
+        pass_tokens=set_up_kernels(model, device=place, dtype=precision.dtype, strict=config.sync.strict),
         length=length,
         strategy=strategy or make_strategy(config.sync, model),
         recipe=recipe,

@@ -33,7 +33,7 @@ STATUS_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 Snapshot = Callable[[], dict[str, Any]]
-Hear = Callable[[str, Mapping[str, Any]], None]
+OnEvent = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's kind and its fields, and returns at once."""
 
 
@@ -63,12 +63,12 @@ class Store:
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
-    hear: Hear = lambda _kind, _fields: None
-    """Called with each event, too. In a training run it is `Alarms.hear`."""
+    on_event: OnEvent = lambda _kind, _fields: None
+    """Called with each event, too. In a training run it is `Alarms.on_event`."""
     clock: Callable[[], float] = time.monotonic
     unlogged: Mapping[str, Any] | None = None
     """Metrics of the journal's last step, if the coordinator was killed before it could write that row."""
-    _after: int = 0
+    _last_crc: int = 0
     """CRC of the journal's last record."""
     _events: KeptLines = field(init=False)
     _metrics: KeptLines = field(init=False)
@@ -106,9 +106,9 @@ class Store:
         self._load(path)
         guard.load_state(saved["guard"])
         state: dict[str, Any] = saved["coordinator"]
-        self._saved_version, self._after = state["version"], saved["journal"]
+        self._saved_version, self._last_crc = state["version"], saved["journal"]
         if changed:
-            if next(read_records(self.run.journal, state["version"], after=self._after), None) is not None:
+            if next(read_records(self.run.journal, state["version"], after=self._last_crc), None) is not None:
                 raise ConfigError(
                     "steps in the journal were made with the old settings and must be redone with them first",
                     hint="run once with the old values and --stop-at 1, then change them",
@@ -124,14 +124,14 @@ class Store:
 
     def _load(self, checkpoint: Path) -> None:
         """Take over the weights and the optimizer's state of a verified checkpoint. Raises CheckpointError."""
-        files.take_over(self.tensors, read_tensors(checkpoint / WEIGHTS), path=checkpoint)
+        files.copy_into(self.tensors, read_tensors(checkpoint / WEIGHTS), path=checkpoint)
         self.merge.load_state_tensors(read_tensors(checkpoint / files.OPTIMIZER))
 
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """Apply the journal's records that follow `state`; return the coordinator's state after them."""
         before, row = state["version"], {}
-        for record in read_records(self.run.journal, before, after=self._after):
-            header, version, self._after = record.header, record.version, record.crc
+        for record in read_records(self.run.journal, before, after=self._last_crc):
+            header, version, self._last_crc = record.header, record.version, record.crc
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
@@ -158,8 +158,8 @@ class Store:
         if not self.with_journal or self._checkpoint_due:
             return
         self._checkpoint_due = True
-        with self.trying(self.run.journal):
-            self._after = append(self.run.journal, header, update(), after=self._after)
+        with self.tolerating(self.run.journal):
+            self._last_crc = append(self.run.journal, header, update(), after=self._last_crc)
             self._checkpoint_due = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
@@ -173,7 +173,7 @@ class Store:
         due = due or (bool(every) and version // every > before // every)
         if not last and (due or best or self._checkpoint_due):
             self._saved_at = now  # also if the save fails
-            with self.trying(self.run.checkpoints):
+            with self.tolerating(self.run.checkpoints):
                 self.save(snapshot, version=version)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
@@ -188,7 +188,7 @@ class Store:
             self.run.checkpoints,
             model=self.tensors,
             optimizer=self.merge.state_tensors(),
-            state={"version": version, **snapshot(), "identity": self.identity, "journal": self._after},
+            state={"version": version, **snapshot(), "identity": self.identity, "journal": self._last_crc},
         )
         self._saved_version, self._checkpoint_due = version, False
         self._saved_at = self.clock()
@@ -208,18 +208,18 @@ class Store:
 
     def log(self, version: int, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, at once: others follow the file. A failed write is only an alarm."""
-        with self.trying(self.run.metrics):
+        with self.tolerating(self.run.metrics):
             self._metrics.append(json.dumps({"version": version, **finite(row)}, ensure_ascii=False) + "\n")
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line to events.jsonl. A failed write is only an alarm."""
         fields = {"version": self._version, **fields}
-        self.hear(kind, fields)
-        with self.trying(self.run.events):
+        self.on_event(kind, fields)
+        with self.tolerating(self.run.events):
             self._events.append(event_line(kind, fields))
 
     @contextmanager
-    def trying(self, what: object) -> Iterator[None]:
+    def tolerating(self, what: object) -> Iterator[None]:
         """Context of a block that writes `what`. Catches its ResourceError; the first in a row of them is an alarm."""
         try:
             yield
@@ -233,7 +233,7 @@ class Store:
 
     def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
         """Write `status.json`, from which monitors read the run's state."""
-        with self.trying(self.run.status):
+        with self.tolerating(self.run.status):
             write_json(
                 self.run.status,
                 {"state": state, "pid": os.getpid(), "version": version, **finite(row)},
@@ -242,5 +242,5 @@ class Store:
 
     def close(self) -> None:
         for path, lines in ((self.run.metrics, self._metrics), (self.run.events, self._events)):
-            with self.trying(path):
+            with self.tolerating(path):
                 lines.append("")

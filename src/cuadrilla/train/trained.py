@@ -23,7 +23,7 @@ from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_config
-from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, model_tensors, take_over
+from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, copy_into, model_tensors
 from cuadrilla.train.evaluate import evaluate, evaluate_texts
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
 from cuadrilla.train.setup import load_initial, make_model, make_task
@@ -57,7 +57,7 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     step = choose_step(run, newest=newest)
     model = make_model(task, seed=config.run.seed)
     if step.path is not None:
-        take_over(model_tensors(model), read_tensors(step.path / WEIGHTS), path=step.path)
+        copy_into(model_tensors(model), read_tensors(step.path / WEIGHTS), path=step.path)
     elif config.model.init:
         load_initial(model, run.path / config.model.init, task=task)
     else:
