@@ -11,7 +11,6 @@ from cuadrilla.host.devices import Device
 from cuadrilla.messages import Message
 
 AUTO = "auto"
-MAX_DEVICES = 8
 SEE = "see `cuadrilla doctor`"
 
 
