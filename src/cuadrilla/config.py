@@ -46,7 +46,7 @@ class Section(BaseModel):
 
 class RunSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Decides the initial weights, the order of the data and every random number of the run."""
+    """Decides the initial weights, the order of the data and every random number."""
 
 
 class LanguageTaskSection(Section):
@@ -79,7 +79,7 @@ class DataSection(Section):
 
 class ModelSection(Section):
     preset: Literal["micro", "mini", "small", "medium", "large", "xl"] = "micro"
-    """Sizes to start from; each of the four keys below overrides one of them."""
+    """micro, mini, small (124M), medium, large, xl; layers, heads, width, context override it."""
     layers: Annotated[int, Field(ge=0, le=1000)] = 0
     heads: Annotated[int, Field(ge=0, le=1000)] = 0
     width: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -125,24 +125,23 @@ def _as_list(value: object) -> object:
 
 class TrainSection(Section):
     tokens: CountOrZero = 0
-    """How long to train, in tokens of the training text (0: see `epochs`, `steps`). Set exactly one of the three."""
+    """How long to train, in tokens of text. Instead of it, set `epochs` or `steps`."""
     epochs: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """How long to train, in passes over the training data."""
     steps: CountOrZero = 0
     """How long to train, in optimizer steps."""
     batch_sequences: CountOrZero = 0
-    """The global batch: sequences (examples) in one optimizer step, over all workers together (0: for text chosen by
-    the length of the run, and printed; otherwise 32)."""
+    """Sequences (examples) in a step, over all workers (0: for text chosen, otherwise 32)."""
     unit_sequences: CountOrZero = 0
-    """Sequences in a unit, the atom of work handed to a worker. Must divide `batch_sequences` (0: for text at most
-    an eighth of it, otherwise 8)."""
+    """Sequences in a unit, the atom of work. Must divide `batch_sequences` (0: for text at most an eighth of it,
+    otherwise 8)."""
     pass_sequences: CountOrZero = 0
     """Maximum number of sequences in one forward and backward pass (0: on a CPU as many as make 2,048 or 4,096 tokens,
     elsewhere as many as memory allows). In strict mode and with BatchNorm, a pass is always a unit."""
     device: Annotated[str, Field(pattern=rf"^(auto|{DEVICE})$")] = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps, xpu."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Number format of the passes; weights and optimizer stay in fp32. auto explains its choice."""
+    """Number format of the passes: auto, fp32, bf16, fp16. Weights and optimizer stay in fp32."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for each worker and the coordinator (0: all cores, divided among the workers of this machine)."""
     compile: bool = False
@@ -166,9 +165,9 @@ class TrainSection(Section):
 
 class MuonSection(Section):
     kind: Literal["muon"] = "muon"
-    """Muon for the matrices inside the blocks, AdamW for embeddings, gains and biases."""
+    """muon: Muon for the matrices of the blocks, AdamW for the rest. Other kinds: adamw, sgd."""
     lr: Rate = 0.02
-    """Muon's learning rate (update of unit spectral norm, scaled by sqrt(max(1, rows/columns)))."""
+    """Muon's learning rate; AdamW's is `adamw_lr`."""
     momentum: Fraction = 0.95
     weight_decay: Annotated[float, Field(ge=0, le=10)] | None = None
     """It is multiplied by the learning rate. Default: 0. For a language model that reads its text at least twice: so
@@ -181,7 +180,7 @@ class MuonSection(Section):
 
 class AdamWSection(Section):
     kind: Literal["adamw"]
-    """AdamW for everything."""
+    """adamw: AdamW for everything. Other kinds: muon, sgd."""
     lr: Rate = 0.001
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
@@ -201,7 +200,7 @@ class ScheduleSection(Section):
     warmup: Fraction = 0.02
     """Part of the run over which the learning rate rises from 0."""
     cooldown: Fraction = 0.6
-    """Last part of the run over which it falls linearly to `final`."""
+    """Last part of the run, over which it falls to `final`."""
     final: Fraction = 0.0
     """Where the learning rate ends, as a part of its highest value."""
 
@@ -256,11 +255,11 @@ class LocalEngine(Section):
 
 class CrewEngine(Section):
     kind: Literal["crew"]
-    """Workers are processes, on this machine and on others, that dial in over the crew link."""
+    """crew: workers are processes, here and on other machines, that dial in over the crew link."""
     listen: str = "127.0.0.1:0"
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=128)] = [1.0]
-    """Relative speeds. One worker process is started on this machine for each; with [] it only coordinates."""
+    """Relative speeds of the workers of this machine, a process each ([]: it only coordinates)."""
     devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
     """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".
     auto: train.device, or each accelerator, or the processor if there is none."""
@@ -272,7 +271,7 @@ class CrewEngine(Section):
 
 class CheckpointSection(Section):
     every_seconds: Annotated[float, Field(ge=0, le=10**7)] = 60.0
-    """Save at the first commit after this many seconds (0: only at the end)."""
+    """Save after this many seconds, at the end of a step (0: only at the end of the run)."""
     every_steps: CountOrZero = 0
     """Also save at every step whose number is a multiple of this (0: do not)."""
     keep: Annotated[int, Field(ge=2, le=10_000)] = 2
@@ -299,7 +298,7 @@ class SampleSection(Section):
     """The text that the model writes at each evaluation."""
 
     prompt: str = ""
-    """Text to continue; empty starts a new document."""
+    """Samples written during training continue this text (empty: they begin a new one)."""
     tokens: Annotated[int, Field(ge=0, le=10**6)] = 120
     """Length of a sample (0: none)."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.8

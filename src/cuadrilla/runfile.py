@@ -1,11 +1,12 @@
 """Run files. Reading turns TOML text and `--set` values into a checked `Config` with the origin of each value. Writing
-makes the commented run file for a size of GPT-2, or a run file from settings of the Python API.
+makes a run file in which the meaning of each key, from `config.py`, stands beside it.
 """
 
 import difflib
 import json
 import os
 import re
+import textwrap
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -44,40 +45,16 @@ SIZES = {  # for a first run of this size: tokens, and sequences in a batch (Non
     "mini": (20_000_000, None),
     "small": (2_500_000_000, 480),
 }
-
-RUN_FILE = """\
-# A run of cuadrilla. `cuadrilla train --show-config` explains every key; what is not here has its default.
-schema = 1
-
-[run]
-seed = 0                    # initial weights, order of the data, every random number
-
-[data]
-folder = {folder}        # written by `cuadrilla data prepare`
-
-[model]
-preset = "{size}"           # micro, mini, small (124M), medium, large, xl
-
-[train]
-tokens = {tokens}           # or epochs = 3, or steps = 1000
-{batch}   # sequences in a step, over all workers; what is not said is chosen by `tokens`
-# precision = "auto"        # bf16 where the machine multiplies it natively
-# device = "auto"           # cuda, mps, xpu, cpu
-
-[optim]
-kind = "muon"               # Muon for the matrices, AdamW for the rest; or kind = "adamw"
-# lr = 0.02
-
-[schedule]
-warmup = 0.02               # parts of the run
-cooldown = 0.6
-
-[checkpoint]
-every_seconds = 60
-
-[sample]
-prompt = ""
-"""
+OFTEN_CHANGED = (
+    "run.seed", "train.batch_sequences", "train.precision", "train.device", "optim.kind", "optim.lr",
+    "schedule.warmup", "schedule.cooldown", "checkpoint.every_seconds", "sample.prompt",
+)  # fmt: skip
+"""Keys that a new run file shows with their defaults, as comments."""
+HEAD = """\
+# A run of cuadrilla. A key that is not here, or behind a #, has its default.
+# `cuadrilla train --show-config` shows and explains every key."""
+MEANING_AT, MEANING_WIDTH = 28, 90
+"""In a new run file: the column where meanings begin, and their width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +89,13 @@ def has_begun(run: RunDir) -> bool:
 
 
 def literal(value: Any) -> str:
-    """A value written as `--set` reads it. Raises ConfigError for a type that TOML lacks."""
-    return _toml({"value": value}).removeprefix("value = ").strip()
+    """A value in one line, as `--set` reads it. Raises ConfigError for a type that TOML lacks."""
+    try:
+        text = tomli_w.dumps({"value": value}, indent=0)
+    except TypeError as error:
+        hint = "texts, numbers, booleans and lists"
+        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
+    return text.removeprefix("value = ").strip().replace("[\n", "[").replace(",\n]", "]").replace("\n", " ")
 
 
 def as_sets(values: Mapping[str, Any]) -> list[str]:
@@ -121,18 +103,10 @@ def as_sets(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={literal(value)}" for key, value in values.items()]
 
 
-def _toml(values: Mapping[str, Any]) -> str:
-    try:
-        return tomli_w.dumps(values)
-    except TypeError as error:
-        hint = "texts, numbers, booleans and lists"
-        raise ConfigError("the settings: {reason}", reason=error, hint=hint) from None
-
-
 def read_run_config(run: RunDir) -> Config:
     """The configuration of the last training (config.json); before the first, the run file. Raises ConfigError."""
     if not run.config.exists() or (run.run_file.exists() and not has_begun(run)):
-        return read_run_file(run.run_file).config  # an imported run has both, and its run file may have been edited
+        return read_run_file(run.run_file).config
     try:
         return Config.model_validate(json.loads(run.config.read_bytes())["values"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -164,7 +138,7 @@ def resolve(
     if isinstance(engine, dict) and engine.get("kind", "local") == "local":
         engine["kind"] = "crew"
         origins["engine.kind"] = "--set"
-    for section in _variants():
+    for section in VARIANTS:
         if isinstance(values.get(section), dict):
             values[section].setdefault("kind", Config.model_fields[section].default.kind)
     try:
@@ -257,7 +231,8 @@ def _assign(values: dict[str, Any], key: list[str], value: Any) -> None:
 def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
     """The first problem in one line, with "did you mean" for an unknown key and the legal range for a value."""
     problem = error.errors()[0]
-    *section, last = [str(part) for at, part in enumerate(problem["loc"]) if at != 1 or part not in KINDS] or [""]
+    first, *rest = [*map(str, problem["loc"])] or [""]
+    *section, last = [first, *(rest[1:] if first in VARIANTS else rest)]
     key = ".".join([*section, last]) or Message("the run file")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section)
@@ -298,19 +273,11 @@ def in_our_words(problem: ErrorDetails) -> str:
     return WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "should")
 
 
-def _variants() -> dict[str, tuple[type[Section], ...]]:
-    """The variants of each section that has several, distinguished by `kind`."""
-    found = {name: typing.get_args(field.annotation) for name, field in Config.model_fields.items()}
-    return {name: variants for name, variants in found.items() if isinstance(next(iter(variants), None), type)}
-
-
-KINDS = frozenset(
-    kind
-    for variants in _variants().values()
-    for variant in variants
-    for kind in typing.get_args(variant.model_fields["kind"].annotation)
-)
-"""The kinds of all variants. Pydantic inserts them into the location of an error (`optim.muon.lr`)."""
+VARIANTS = {
+    name: typing.get_args(field.annotation) for name, field in Config.model_fields.items() if field.discriminator
+}
+"""The variants of the sections that have several. Pydantic inserts the kind into the location of an error in these
+(`optim.muon.lr`)."""
 
 
 def _known_keys(section: list[str]) -> list[str]:
@@ -319,7 +286,7 @@ def _known_keys(section: list[str]) -> list[str]:
     if section[:2] == ["tune", "space"] and len(section) > 2:  # a user chooses its keys
         return list(DimensionSection.model_fields)
     field = Config.model_fields[section[0]]
-    variants = _variants().get(section[0], (field.annotation,))
+    variants = VARIANTS.get(section[0], (field.annotation,))
     return sorted({key for variant in variants for key in getattr(variant, "model_fields", {})})
 
 
@@ -341,13 +308,10 @@ def settings_text(settings: Mapping[str, Any] | str, *, folder: Path) -> str:
     if isinstance(settings, str):
         resolve(settings)
         return settings
-    sections = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
-    data = sections.get("data")
-    if isinstance(data, dict) and isinstance(data.get("folder"), str | os.PathLike):
-        data["folder"] = seen_from(folder, os.fspath(data["folder"]))
-    text = _toml({"schema": SCHEMA, **sections})
-    resolve(text, name=Message("the settings"))
-    return text
+    values = {key: value for key, value in leaves(settings).items() if value != {}}
+    if isinstance(data := values.get("data.folder"), str | os.PathLike):
+        values["data.folder"] = seen_from(folder, os.fspath(data))
+    return run_file_text(values)
 
 
 def seen_from(run: Path, data: str) -> str:
@@ -355,9 +319,37 @@ def seen_from(run: Path, data: str) -> str:
     return os.path.relpath(data, run) if not (run / data).exists() and Path(data).exists() else data
 
 
-def run_file_text(size: str, *, data: str, tokens: int) -> str:
-    """The commented run file of a GPT-2, its comments in the reader's language."""
+def gpt2_settings(size: str, *, data: str, tokens: int) -> dict[str, Any]:
+    """The settings of a first run of this size, by `section.key`."""
     _, batch = SIZES[size]
-    said_batch = f"batch_sequences = {batch}" if batch else "# batch_sequences = 64"
-    folder = literal(data.replace("\\", "/"))
-    return Message(RUN_FILE, folder=folder, size=size, tokens=tokens, batch=said_batch).in_language(language())
+    settings = {"data.folder": data.replace("\\", "/"), "model.preset": size, "train.tokens": tokens}
+    return settings | ({"train.batch_sequences": batch} if batch else {})
+
+
+def run_file_text(settings: Mapping[str, Any]) -> str:
+    """A run file with these settings (by `section.key`). Beside each stands its meaning, in the reader's language.
+
+    Raises ConfigError.
+    """
+    config, section = resolve("", sets=as_sets(settings), name=Message("the settings")).config, ""
+    lines = [Message(HEAD).in_language(language()), f"schema = {SCHEMA}"]
+    for key, value in leaves(dump(config)).items():
+        within, _, name = key.partition(".")
+        if not name or (key not in settings and key not in OFTEN_CHANGED):
+            continue
+        if within != section:
+            section = within
+            lines += ["", f"[{section}]"]
+        written = f"{value:_}" if type(value) is int and value >= 10_000 else literal(value)
+        left = f"{'' if key in settings else '# '}{name} = {written}"
+        for line in textwrap.wrap(meaning(config, key).in_language(language()), MEANING_WIDTH) or [""]:
+            lines.append(f"{left:{MEANING_AT}}# {line}" if line else left)
+            left = ""
+    return "\n".join(lines) + "\n"
+
+
+def meaning(config: Config, key: str) -> Message:
+    """The help text of a key; the schema and the values of a search have none."""
+    section, _, name = key.partition(".")
+    fields = type(getattr(config, section)).model_fields if name else {}
+    return Message(fields[name].description or "" if name in fields else "")

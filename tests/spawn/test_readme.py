@@ -18,9 +18,10 @@ import pytest
 import trustme
 
 from cuadrilla.cli import demo
-from cuadrilla.cli.demo import BATCH, RUN_FILE, SPEEDS, STEPS
+from cuadrilla.cli.demo import SETTINGS, STEPS
 from cuadrilla.data import cuentos
 from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.runfile import make_run, run_file_text
 from tests.commands import COMMAND, begin, events, run_program
 from tests.inside import cuadrilla
 from tests.web import serving, whole
@@ -78,7 +79,7 @@ def up_and_join(run: str, folder: Path) -> None:
 def shrink(run_file: Path) -> None:
     text = run_file.read_text(encoding="utf-8")
     for key, value in SMALLER.items():
-        text = re.sub(rf"^(# )?{key} = \d+", f"{key} = {value}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^(# )?{key} = [\d_]+", f"{key} = {value}", text, flags=re.MULTILINE)
     text = text.replace("[sample]\n", "[evaluate]\nsequences = 8\n[sample]\ntokens = 8\n")
     run_file.write_text(text, encoding="utf-8")
 
@@ -174,8 +175,7 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_demonstration_teaches(tmp_path: Path) -> None:
     """The smallest size, as on a slow machine. It is in the run file, so this machine's speed does not decide."""
     run = RunDir(tmp_path / "demo")
-    run.path.mkdir()
-    run.run_file.write_text(RUN_FILE.format(steps=STEPS, batch=BATCH, speeds=SPEEDS), encoding="utf-8")
+    make_run(run.path, run_file_text({**SETTINGS, "train.steps": STEPS}))
     done = run_program(*COMMAND, "--json", "demo", cwd=tmp_path, env=environment(tmp_path, "this"), seconds=1500)
     result = json.loads(done.stdout)
     assert [row["version"] for row in last_rows(run.metrics)] == list(range(1, STEPS + 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cuadrilla.config import Config
 from cuadrilla.errors import ConfigError
-from cuadrilla.runfile import SIZES, differences, dump, read_run_file, resolve, run_file_text, to_toml
+from cuadrilla.runfile import SIZES, differences, dump, gpt2_settings, read_run_file, resolve, run_file_text, to_toml
 
 BASE = '[data]\nfolder = "x"\n[train]\ntokens = 10\n'
 
@@ -110,7 +110,7 @@ def test_dump_and_toml_round_trip() -> None:
 
 @given(size=st.sampled_from([*SIZES]), data=st.text(min_size=1))
 def test_every_file_that_new_writes_says_what_it_was_given(size: str, data: str) -> None:
-    found = resolve(run_file_text(size, data=data, tokens=1_000_000)).config
+    found = resolve(run_file_text(gpt2_settings(size, data=data, tokens=1_000_000))).config
     assert (found.model.preset, found.data.folder) == (size, data.replace("\\", "/"))
 
 

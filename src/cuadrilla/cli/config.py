@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from cuadrilla.cli.output import emit_table, options
-from cuadrilla.config import Config
-from cuadrilla.messages import Message, language, shown
+from cuadrilla.messages import language, shown
 from cuadrilla.rundir import RunDir
-from cuadrilla.runfile import dump, leaves, read_run_file, resolve
+from cuadrilla.runfile import dump, leaves, meaning, read_run_file, resolve
 
 EXAMPLE = '[data]\nfolder = "data"\n[train]\nsteps = 1\n'
 SIZES = ("layers", "heads", "width", "context")
@@ -42,15 +41,8 @@ def show_config(run: Path | None, sets: list[str]) -> None:
             continue
         if name in filled and not value:
             value, origin = filled[name], f"preset {resolved.config.model.preset}"
-        more = {"meaning": _meaning(config, name)} if run is None else {"origin": reasons.get(name, origin)}
+        means = meaning(config, name)
+        said = means if options.json else shown(means, language()).replace("\n", " ")
+        more = {"meaning": said} if run is None else {"origin": reasons.get(name, origin)}
         rows.append({"key": name, "value": value if options.json else repr(value), **more})
     emit_table(rows, folded=("value", "meaning"))
-
-
-def _meaning(config: Config, name: str) -> str:
-    """The help text of a key, in the user's language; in English with `--json`."""
-    section, *keys = name.split(".")
-    if not keys:  # the schema
-        return ""
-    text = type(getattr(config, section)).model_fields[keys[0]].description or ""
-    return text if options.json else shown(Message(text), language()).replace("\n", " ")

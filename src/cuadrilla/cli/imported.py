@@ -2,26 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tomli_w
 import typer
 
 from cuadrilla.cli.output import emit_json, options, say
-from cuadrilla.config import SCHEMA
 from cuadrilla.errors import ConfigError
-from cuadrilla.rundir import typed, write_json
-from cuadrilla.runfile import dump, make_run, resolve, seen_from
+from cuadrilla.rundir import typed
+from cuadrilla.runfile import make_run, run_file_text, seen_from
 
 if TYPE_CHECKING:
     from cuadrilla.model.gpt2 import GPT2Config
 
 MODEL_FOLDER = "model"
-HEAD = """\
-# A run of cuadrilla that begins with imported weights: `init` is read once, when the run begins. Its data are prepared
-# with `cuadrilla data prepare --tokenizer model/tokenizer.json`; the learning rate is low, so that what is known stays.
-# `cuadrilla train --show-config` explains every key.
-"""
 
 
 def import_model(
@@ -44,11 +37,9 @@ def import_model(
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError("{to} exists", to=to, hint="choose another name")
     found = read_pretrained(source, trust=trust)
-    text = continuing_run_file(found.model.config, data=data)
-    resolved = resolve(text)  # all that can be refused is known before anything is written
-    made = make_run(to, text)
+    text = run_file_text(continuing(found.model.config, data=data))
+    make_run(to, text)  # all that can be refused is known before anything is written
     save_pretrained(found, to / MODEL_FOLDER)
-    write_json(made.config, {"values": dump(resolved.config), "origins": resolved.origins}, private=True)
     size, vocab = sum(parameter.numel() for parameter in found.model.parameters()), found.model.config.vocab_size
     if options.json:
         emit_json({"path": str(to), "parameters": size, "vocabulary": vocab})
@@ -63,16 +54,18 @@ def import_model(
     say("      cuadrilla train {to}", to=typed(to))
 
 
-def continuing_run_file(shape: "GPT2Config", *, data: str) -> str:
-    """A run file that continues training a model of these sizes."""
-    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "width", "context")}
-    gelu = {"exact_gelu": True} if shape.exact_gelu else {}
-    sections = {
-        "schema": SCHEMA,
-        "data": {"folder": data.replace("\\", "/")},
-        "model": {"init": MODEL_FOLDER, **sizes, "vocab": shape.vocab_size, **gelu},
-        "train": {"epochs": 1.0, "batch_sequences": 32, "unit_sequences": 8},
-        "optim": {"kind": "adamw", "lr": 0.0001},
-        "schedule": {"warmup": 0.05, "cooldown": 0.6},
+def continuing(shape: "GPT2Config", *, data: str) -> dict[str, Any]:
+    """The settings of a run that continues training a model of these sizes."""
+    sizes = {f"model.{name}": getattr(shape, name) for name in ("layers", "heads", "width", "context", "exact_gelu")}
+    return {
+        "data.folder": data.replace("\\", "/"),
+        "model.init": MODEL_FOLDER,
+        "model.vocab": shape.vocab_size,
+        **sizes,
+        "train.epochs": 1.0,
+        "train.batch_sequences": 32,
+        "train.unit_sequences": 8,
+        "optim.kind": "adamw",
+        "optim.lr": 0.0001,  # low, so that what is known stays
+        "schedule.warmup": 0.05,
     }
-    return HEAD + tomli_w.dumps(sections)

@@ -16,7 +16,7 @@ from cuadrilla.plan.decide import block_weights, decide
 from cuadrilla.plan.predict import MachineSpec, predict_alone
 from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
-from cuadrilla.runfile import SIZES, make_run, read_run_config, resolve, run_file_text
+from cuadrilla.runfile import SIZES, gpt2_settings, make_run, read_run_config, resolve, run_file_text
 
 DATA, BUILT_IN, MUCH_LESS = "data", "cuentos:", 0.8
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -62,7 +62,7 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
     )
     if chosen.seconds < MUCH_LESS * (deadline - time.monotonic()):
         say("           with so little text, more time would not improve the model")
-    make_run(run.path, run_file_text(chosen.size, data=DATA, tokens=chosen.tokens))
+    make_run(run.path, run_file_text(gpt2_settings(chosen.size, data=DATA, tokens=chosen.tokens)))
     say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
     return run
 
@@ -104,7 +104,10 @@ def speed_here(run: RunDir, run_file: str) -> tuple[float, int]:
 
 def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) -> SizeChoice:
     def rate(size: str, tokens: int) -> float:
-        return speed_here(run, run_file_text(size, data=DATA, tokens=tokens))[0]
+        return speed_here(run, run_file_text(gpt2_settings(size, data=DATA, tokens=tokens)))[0]
 
-    weights = {size: block_weights(resolve(run_file_text(size, data=DATA, tokens=text)).config) for size in sizes}
+    weights = {
+        size: block_weights(resolve(run_file_text(gpt2_settings(size, data=DATA, tokens=text))).config)
+        for size in sizes
+    }
     return choose(weights, text=text, seconds_left=lambda: deadline - time.monotonic(), rate=rate)

@@ -24,7 +24,7 @@ from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
-from cuadrilla.runfile import SIZES, Resolved, make_run, read_run_config, read_run_file, run_file_text
+from cuadrilla.runfile import SIZES, Resolved, gpt2_settings, make_run, read_run_config, read_run_file, run_file_text
 
 if TYPE_CHECKING:
     from cuadrilla.crew.up import Opening
@@ -51,7 +51,8 @@ def new(
 
     def run_file(size: str) -> str:
         usual, _ = SIZES[size]
-        return run_file_text(size, data=folder, tokens=min(usual, round(MANY_READINGS * text)) if text else usual)
+        tokens = min(usual, round(MANY_READINGS * text)) if text else usual
+        return run_file_text(gpt2_settings(size, data=folder, tokens=tokens))
 
     made = make_run(name, run_file(size))
     say("wrote {file}", file=typed(made.run_file))
