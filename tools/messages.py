@@ -25,6 +25,8 @@ from pathlib import Path
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po, write_po
 
+from cuadrilla.messages import OF_THE_SYSTEM
+
 ROOT = Path(__file__).parents[1] / "src" / "cuadrilla"
 RECIPES = "recipes"
 CATALOGUE = ROOT / "locale/es/LC_MESSAGES/cuadrilla.po"
@@ -299,6 +301,7 @@ def main() -> None:
     errors = error_classes(modules)
     found = [each for module in modules.values() for each in Reader(module, modules, errors).read()]
     found += read_pages()
+    found += [Found("cuadrilla/messages.py", template=text) for text in OF_THE_SYSTEM]
     wanted: dict[str, set[str]] = {}
     for each in found:
         if each.template and each.place != NOTHING_TO_TRANSLATE:

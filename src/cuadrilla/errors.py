@@ -5,9 +5,6 @@ Every error has a `message` (the cause) and a `hint` (what to do), one line each
 exits with its `exit_code`.
 """
 
-import string
-from collections.abc import Mapping
-
 from cuadrilla.messages import Message
 
 INTERRUPTED_EXIT_CODE = 130
@@ -16,14 +13,13 @@ INTERRUPTED_EXIT_CODE = 130
 class CuadrillaError(Exception):
     """Base of the tree. `message` says what went wrong and where, `hint` says what to type or change.
 
-    Both are templates. Each is filled with those of the `fields` that it names.
+    Both are templates, filled with the same `fields`; each may name some of them.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, /, *, hint: str = "", **fields: object) -> None:
-        self.message = Message(message, **_of(fields, message))
-        self.hint = Message(hint, **_of(fields, hint))
+        self.message, self.hint = Message(message, **fields), Message(hint, **fields)
         super().__init__(self.message)
         if hint:
             self.add_note(f"hint: {self.hint}")  # what a traceback shows, in a script or a notebook
@@ -79,14 +75,3 @@ class ResourceError(CuadrillaError):
     """Disk or memory ran out, or is too short to start."""
 
     exit_code = 8
-
-
-def _of(fields: Mapping[str, object], template: str) -> dict[str, object]:
-    """The fields that the template names. None if the text is not a template of ours and has braces of its own."""
-    if isinstance(template, Message) or not fields:
-        return {}
-    try:
-        named = {name for _, name, _, _ in string.Formatter().parse(template) if name}
-    except ValueError:
-        return {}
-    return {name: value for name, value in fields.items() if name in named}

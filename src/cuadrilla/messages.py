@@ -10,7 +10,6 @@ Invariant: a template is a literal of our own code. Text from outside is the val
 """
 
 import gettext
-import numbers
 import os
 import string
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ class Message(str):
     fields: Mapping[str, Field]
 
     def __new__(cls, template: str, /, **fields: object) -> "Message":
-        if isinstance(template, Message) and not fields:
+        if isinstance(template, Message):
             return template
         kept = {name: _plain(value) for name, value in fields.items()}
         text = super().__new__(cls, string.Formatter().vformat(template, (), kept) if kept else template)
@@ -64,25 +63,12 @@ class _SpanishNumbers(string.Formatter):
 
 
 OF_THE_SYSTEM = (
-    Message("No such file or directory"),
-    Message("Permission denied"),
-    Message("Operation not permitted"),
-    Message("Is a directory"),
-    Message("Not a directory"),
-    Message("File exists"),
-    Message("File name too long"),
-    Message("No space left on device"),
-    Message("Read-only file system"),
-    Message("Input/output error"),
-    Message("Too many open files"),
-    Message("Address already in use"),
-    Message("Connection refused"),
-    Message("Connection reset by peer"),
-    Message("Connection timed out"),
-    Message("No route to host"),
-    Message("Network is unreachable"),
-)
-"""The most frequent values of `OSError.strerror`. They arrive as plain `str`, and are listed for their translation."""
+    "No such file or directory", "Permission denied", "Operation not permitted", "Is a directory", "Not a directory",
+    "File exists", "File name too long", "No space left on device", "Read-only file system", "Input/output error",
+    "Too many open files", "Address already in use", "Connection refused", "Connection reset by peer",
+    "Connection timed out", "No route to host", "Network is unreachable",
+)  # fmt: skip
+"""The most frequent values of `OSError.strerror`. They arrive as plain `str`; `tools/messages.py` reads them here."""
 _SWAPPED = str.maketrans(",.", ".,")
 _FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
 
@@ -112,14 +98,6 @@ def catalogue(language: str) -> gettext.NullTranslations:
 
 
 def _plain(value: object) -> Field:
-    """The value as a number or text of Python; numbers of NumPy are converted too."""
-    match value:
-        case bool():
-            return str(value)
-        case None | str() | int() | float():
-            return value
-        case numbers.Integral():
-            return int(value)
-        case numbers.Real():
-            return float(value)
-    return str(value)
+    """The value as a number or text of Python; numbers of NumPy and torch are converted, too."""
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else str(value)

@@ -50,7 +50,7 @@ def collate(items: Sequence[Any]) -> dict[str, Tensor]:
     """Stack items along a new first dimension. Raises TaskError if they are not mappings, or their shapes differ."""
     if not isinstance(items[0], Mapping):
         template = "an item of data(…) is a {kind}, not a mapping of names to arrays"
-        raise TaskError(template, kind=type(items[0]).__name__, hint='return {"x": x, "y": y}')
+        raise TaskError(template, kind=type(items[0]).__name__, hint='return {{"x": x, "y": y}}')
     return {key: _stack([torch.as_tensor(item[key]) for item in items], name=key) for key in items[0]}
 
 
