@@ -24,7 +24,7 @@ if sys.platform != "win32":
     import termios
 
 from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
-from cuadrilla.cli.output import emit, emit_json, keep_answer_apart, options, say, say_at_once
+from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.config import CrewEngine
@@ -163,9 +163,7 @@ def _show_invite(home: Home, *, uses: int) -> None:
     crew, secret = home.open_crew(), Invites(home.invites).issue(uses=uses)
     made = Invite(address=Address.parse(crew["address"]), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
     say("invite     machines: {uses}, for 15 minutes; `cuadrilla invite` makes another:", uses=uses)
-    if options.json:
-        emit_json({"invite": str(made), "uses": uses})
-    else:
+    if not answered({"invite": str(made), "uses": uses}):
         emit("{invite}", invite=made)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import advise, answered, emit, emit_table, say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.data.catalogue import CATALOGUE
 from cuadrilla.data.prepare import DEFAULT_VAL_FRACTION, DEFAULT_VOCAB, Prepared, PrepareOptions, prepare
@@ -45,7 +45,7 @@ def get_command(
         raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
     found = fetched(names, to=to)
     emit_table([_fetched_row(to / name, is_new=is_new) for name, is_new in found.items()], most=MAX_ROWS)
-    say("now: cuadrilla data prepare {folders} --out data", folders=" ".join(typed(to / name) for name in found))
+    advise(f"data prepare {' '.join(typed(to / name) for name in found)} --out data")
 
 
 def fetched(names: Sequence[str], *, to: Path) -> dict[str, bool]:
@@ -79,8 +79,7 @@ def _fetched_row(folder: Path, *, is_new: bool) -> dict[str, Any]:
 
 
 def _show_catalogue() -> None:
-    if options.json:
-        emit_json([{"name": name, **vars(corpus)} for name, corpus in CATALOGUE.items()])
+    if answered([{"name": name, **vars(corpus)} for name, corpus in CATALOGUE.items()]):
         return
     for name, corpus in CATALOGUE.items():
         emit("{name:15}{what}", name=name, what=corpus.what)
@@ -133,9 +132,8 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         say(template, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
-    if options.json:
-        head = {"folder": str(out), "already_prepared": prepared.already, "skipped": list(prepared.skipped)}
-        emit_json({**head, "manifest_hash": manifest.hash(), **asdict(manifest)})
+    head = {"folder": str(out), "already_prepared": prepared.already, "skipped": list(prepared.skipped)}
+    answered({**head, "manifest_hash": manifest.hash(), **asdict(manifest)})
     say(
         "{folder}: {tokens:,} tokens to train on, {held_out:,} held out; vocabulary {size:,}",
         folder=typed(out),
@@ -147,4 +145,4 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         say("{number:,} documents left out: copies of others, empty ones, or hardly text", number=left_out)
     if prepared.already:
         say("it was prepared already: nothing done")
-    say("\nnext: cuadrilla new my-gpt2 --data {folder}", folder=typed(out))
+    advise(f"new mi-gpt2 --data {typed(out)}")

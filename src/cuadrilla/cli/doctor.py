@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options
+from cuadrilla.cli.output import answered, emit, options
 from cuadrilla.doctor.examine import examine
 from cuadrilla.doctor.finding import PLACES, Finding, Level
 from cuadrilla.doctor.here import this_machine
@@ -52,8 +52,7 @@ def doctor(
     if report:  # those who help read English
         os.environ[VARIABLES[0]] = ENGLISH
     found = [*looking] if options.json else _show(looking, head=_versions() if report else [f"cuadrilla {__version__}"])
-    if options.json:
-        emit_json(findings_data(found, here.devices))
+    answered(findings_data(found, here.devices))
     if any(each.level == "failure" for _, each in found):
         raise typer.Exit(EnvironmentProblem.exit_code)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.output import answered, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed, write_atomic
 
@@ -79,5 +79,4 @@ def _open(run: Path) -> "LanguageModel":
 def _report(to: Path, found: "LanguageModel", *, num_bytes: int) -> None:
     assert found.step is not None
     say("wrote {to} ({size:.1f} MB) from {step}", to=to, size=num_bytes / 1e6, step=found.step)
-    if options.json:
-        emit_json({"path": str(to), "version": found.step.version, "num_bytes": num_bytes})
+    answered({"path": str(to), "version": found.step.version, "num_bytes": num_bytes})

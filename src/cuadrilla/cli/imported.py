@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.output import advise, answered, say
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed
 from cuadrilla.runfile import make_run, run_file_text, seen_from
@@ -41,17 +41,11 @@ def import_model(
     make_run(to, text)  # all that can be refused is known before anything is written
     save_pretrained(found, to / MODEL_FOLDER)
     size, vocab = sum(parameter.numel() for parameter in found.model.parameters()), found.model.config.vocab_size
-    if options.json:
-        emit_json({"path": str(to), "parameters": size, "vocabulary": vocab})
+    answered({"path": str(to), "parameters": size, "vocabulary": vocab})
     say("wrote {path}: {size:.2f} M parameters, a vocabulary of {vocab:,}", path=to, size=size / 1e6, vocab=vocab)
-    say("\nnext: cuadrilla generate {to}", to=typed(to))
     folder, tokenizer = Path(os.path.normpath(to / data)), to / MODEL_FOLDER / TOKENIZER
-    say(
-        "      cuadrilla data prepare YOUR_TEXTS --out {data} --tokenizer {tokenizer}",
-        data=typed(folder),
-        tokenizer=typed(tokenizer),
-    )
-    say("      cuadrilla train {to}", to=typed(to))
+    prepare = f"data prepare TEXTS --out {typed(folder)} --tokenizer {typed(tokenizer)}"
+    advise(f"generate {typed(to)}", prepare, f"train {typed(to)}")
 
 
 def continuing(shape: "GPT2Config", *, data: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.output import emit, emit_json, options, say
+from cuadrilla.cli.output import answered, emit, options, say
 from cuadrilla.config import TOP_P
 from cuadrilla.messages import Message
 
@@ -54,8 +54,7 @@ def generate(
         for piece in chain((text,), pieces):
             emit("{piece}", piece=piece, end="")
         emit("\n" if index + 1 < num else "")
-    if options.json:
-        emit_json(written)
+    answered(written)
 
 
 def about(model: "LanguageModel | Trained") -> Message:

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from cuadrilla.cli.config import folder_of
-from cuadrilla.cli.output import emit_drawn, emit_json, options, stdout
+from cuadrilla.cli.output import answered, emit_drawn, options, stdout
 from cuadrilla.crew.signals import handling
 from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
@@ -71,11 +71,9 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
             now = read()
             clock = time.strftime("%H:%M:%S", time.localtime(now["time"]))
             screen = draw(now, clock=clock, width=console.width if is_drawn else None)
-            if options.json:
-                emit_json(now, indent=None)  # one line for each sample
-            elif live is not None:
+            if live is not None:
                 live.update(screen, refresh=True)
-            else:
+            elif not answered(now, indent=None):  # one line for each sample
                 emit_drawn(screen)
             if once:
                 return

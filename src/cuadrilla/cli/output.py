@@ -104,10 +104,23 @@ def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 
+def answered(value: Any, *, indent: int | None = 1) -> bool:
+    """With `--json` print the value. Returns whether it was printed."""
+    if options.json:
+        emit_json(value, indent=indent)
+    return options.json
+
+
 def emit_json(value: Any, *, indent: int | None = 1) -> None:
     file = stdout()
     is_unicode = (file.encoding or "utf-8").lower().startswith("utf")
     print(printable(json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
+
+
+def advise(*commands: str) -> None:
+    """Say which commands to type next."""
+    for number, command in enumerate(commands):
+        say("      cuadrilla {command}" if number else "\nnext: cuadrilla {command}", command=command)
 
 
 def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), most: int | None = None) -> None:
@@ -115,8 +128,7 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
 
     `folded`: the columns that are wrapped if the table is too wide for the terminal (none named: all columns).
     """
-    if options.json:
-        emit_json(list(rows))
+    if answered(list(rows)):
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
@@ -156,9 +168,9 @@ def _cell(value: object) -> Text:
 
 def report_error(error: CuadrillaError) -> None:
     """Print an `error:` line, a blank, a `hint:` line; with `--json` also data. Names in them cannot begin a line."""
-    if options.json:  # in English; programs compare the template, which has no names in it
-        made_of = {"template": error.message.template, "fields": error.message.fields}
-        emit_json({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of})
+    # In English; programs compare the template, which has no names in it.
+    made_of = {"template": error.message.template, "fields": error.message.fields}
+    answered({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of})
     say("error: {message}", message=_part(error.message))
     if error.hint:
         say("\nhint: {hint}", hint=_part(error.hint))

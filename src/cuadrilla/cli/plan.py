@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets, folder_of
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import advise, answered, emit, emit_table, say
 from cuadrilla.config import CrewEngine, LocalEngine
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
@@ -57,9 +57,7 @@ def plan(
         else practised(config.engine, here=found.tokens_per_second)
     )
     predictions = predict(machines, found.work)
-    if options.json:
-        emit_json(_as_json(machines, predictions, found))
-    else:
+    if not answered(_as_json(machines, predictions, found)):
         _report(machines, predictions, found, run=run, is_practice=file is None)
 
 
@@ -90,22 +88,20 @@ def _report(crew: Crew, predictions: list[Prediction], found: "Measured", *, run
         ]
     )
     emit(
-        Message(
-            "\nhere: {rate:,.0f} tokens/s on {device}, {memory:.1f} GB of memory; a checkpoint has {saved:.2f} GB\n"
-            "{tokens:,} tokens take about {time}\n"
-            "all machines without a network between them: {ceiling:.2f} times the best alone",
-            rate=found.tokens_per_second,
-            device=found.device,
-            memory=found.used_bytes / 1e9,
-            saved=found.saved_bytes / 1e9,
-            tokens=found.total_tokens,
-            time=duration(found.total_tokens / best.tokens_per_second),
-            ceiling=crew.ceiling,
-        )
+        "\nhere: {rate:,.0f} tokens/s on {device}, {memory:.1f} GB of memory; a checkpoint has {saved:.2f} GB\n"
+        "{tokens:,} tokens take about {time}\n"
+        "all machines without a network between them: {ceiling:.2f} times the best alone",
+        rate=found.tokens_per_second,
+        device=found.device,
+        memory=found.used_bytes / 1e9,
+        saved=found.saved_bytes / 1e9,
+        tokens=found.total_tokens,
+        time=duration(found.total_tokens / best.tokens_per_second),
+        ceiling=crew.ceiling,
     )
     for line in _advice(crew, predictions):
         emit(line)
-    say("\nnext: cuadrilla {verb} {run}", verb="up" if best.steps and not is_practice else "train", run=typed(run))
+    advise(f"{'up' if best.steps and not is_practice else 'train'} {typed(run)}")
 
 
 def _alike(crew: Crew, best: Prediction) -> list[list[MachineSpec]]:

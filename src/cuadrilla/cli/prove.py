@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cuadrilla.cli.config import RunFile, Sets, folder_of
-from cuadrilla.cli.output import emit, emit_json, options
+from cuadrilla.cli.output import answered, emit
 from cuadrilla.cli.train import practice_sets, train_and_show
 from cuadrilla.config import Config
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, GuardError
@@ -39,9 +39,7 @@ def prove(
         hint = "make units smaller for the proof: --set train.unit_sequences=1"
         raise ConfigError("a step of this run is a single unit of work: there is nothing to share", hint=hint)
     one, many = (_train(_settings(config, folder.path, steps=steps, alone=alone)) for alone in (True, False))
-    if options.json:
-        emit_json({"equal": one == many, "steps": steps, "sha256": one})
-    elif one == many:
+    if not answered({"equal": one == many, "steps": steps, "sha256": one}) and one == many:
         emit(
             "Equal: in strict mode {number} unequal workers and one worker have the same weights and optimizer state "
             "after {steps} steps, bit for bit.\nSHA-256    {hash}",

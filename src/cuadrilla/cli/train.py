@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.config import AllowChanges, Sets, folder_of, show_config
-from cuadrilla.cli.output import emit_json, options, say
+from cuadrilla.cli.output import advise, answered, options, say
 from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
 from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
@@ -66,7 +66,7 @@ def new(
             say("           not here: {reason}", reason=error.message)
     else:
         say("data       are not there yet: cuadrilla data prepare TEXTS --out {folder}", folder=typed(data))
-    say("\nnext: cuadrilla train {run}", run=typed(made.path))
+    advise(f"train {typed(made.path)}")
 
 
 def train(
@@ -140,9 +140,8 @@ def train(
 
 def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_page: bool = False) -> None:
     """Say how a training ended and what to type next. Raises typer.Exit if it was interrupted."""
-    if options.json:
-        head = {key: getattr(outcome, key) for key in ("version", "tokens", "complete")}
-        emit_json({**head, **finite(outcome.last_row)})
+    head = {key: getattr(outcome, key) for key in ("version", "tokens", "complete")}
+    answered({**head, **finite(outcome.last_row)})
     if outcome.best is not None and outcome.best != outcome.version:
         say(
             "best       step {step} has the lowest held-out loss: `eval`, `generate` and `export` use it",
@@ -150,10 +149,8 @@ def report_outcome(outcome: "Outcome", folder: RunDir, *, seconds: float, has_pa
         )
     if outcome.complete:
         _say_what_was_learned(outcome, folder, seconds=seconds)
-        say("\nnext: cuadrilla eval {run}", run=typed(folder.path))
-        if read_run_config(folder).task.kind == "language":
-            say("      cuadrilla generate {run}", run=typed(folder.path))
-            say("      cuadrilla serve {run}", run=typed(folder.path))
+        verbs = ("eval", "generate", "serve") if read_run_config(folder).task.kind == "language" else ("eval",)
+        advise(*(f"{verb} {typed(folder.path)}" for verb in verbs))
         if has_page:
             say("      curves, samples, settings: {page}", page=typed(folder.path / PAGE))
     elif outcome.interrupted:

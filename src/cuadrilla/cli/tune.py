@@ -11,7 +11,7 @@ import typer
 from cuadrilla.cli.config import RunFile, Sets, folder_of
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
 from cuadrilla.cli.jobs import crew_executor, local_executor
-from cuadrilla.cli.output import emit_table, say
+from cuadrilla.cli.output import advise, emit_table, say
 from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
@@ -116,6 +116,6 @@ def _report(search: "Search") -> None:
     elif best is None:
         say("\nno trial has finished yet")
     else:
-        say("\nnext: cuadrilla eval {run}", run=typed(search.folder.run(job_of(best)).path))
+        advise(f"eval {typed(search.folder.run(job_of(best)).path)}")
         run = typed(search.folder.best.path)
         say("      cuadrilla train {run}    (a run of its own with these settings)", run=run)
