@@ -1,5 +1,6 @@
 """Progress of a training (a sink) and of work on data: a live bar on a terminal, plain lines elsewhere."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,15 +21,6 @@ SAMPLE_CHARACTERS = 160
 WIDE, SPEED_SECONDS = 100, 600
 """A terminal of this many columns has room for all numbers in a line. The bar averages its speed over these seconds."""
 STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
-COUNTED = (Message("tokens"), Message("examples"))
-"""The values of `TaskDefaults.counted`, listed for their translation."""
-STAGES = (
-    Message("cleaning"),
-    Message("looking for near-duplicates"),
-    Message("training the tokenizer"),
-    Message("writing tokens"),
-)
-"""The stages of `data prepare`. They arrive as plain `str`, and are listed for their translation."""
 
 
 class ProgressSink(Sink):
@@ -42,15 +34,11 @@ class ProgressSink(Sink):
         counted: str = "tokens",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total = total_versions
-        self._done = done
-        self._counted = counted
-        self._clock = clock
-        self._last_line = -1e9
-        self._began = clock()
-        self._step_began: tuple[float, float] | None = None
-        """When this step was first shown, and which part of it was done then. None: no worker has begun."""
-        self._evaluation: str = ""
+        self._total, self._counted, self._clock = total_versions, counted, clock
+        self._begun = clock(), float(done)
+        """When this start's first step began, and how many steps were done then."""
+        self._step_began: float | None = None  # until a worker is heard
+        self._last_line, self._evaluation = -1e9, ""
         self._bar: Progress | None = None
         if stderr.is_terminal:
             self._bar = Progress(
@@ -66,7 +54,7 @@ class ProgressSink(Sink):
             self._bar.start()
 
     def log(self, step: int, scalars: Scalars) -> None:
-        self._step_began = self._clock(), 0.0
+        self._step_began = self._clock()
         is_narrow = self._bar is not None and stderr.width < WIDE
         if "val_loss" in scalars:
             self._evaluation = describe_evaluation(scalars, short=is_narrow)
@@ -75,45 +63,38 @@ class ProgressSink(Sink):
             loss=_number(scalars, "loss"),
             evaluation=self._evaluation,
             speed=_number(scalars, "tokens_per_second"),
-            counted=Message(self._counted),
+            counted=self._counted,
         )
-        sample = str(scalars.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=shown(numbers, language()))
-            if sample:
-                stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
-        elif self._clock() - self._last_line >= LINE_SECONDS or step == self._total or "val_loss" in scalars:
-            left = (self._clock() - self._began) / max(step - self._done, 1) * (self._total - step)
-            self._tell(step, numbers, left=left)
-            if sample:
-                stderr.tell(f"  «{sample}»")
+        self._show(step, numbers, at_once=step == self._total or "val_loss" in scalars)
+        if sample := str(scalars.get("sample", "")).replace("\n", " ")[:SAMPLE_CHARACTERS]:
+            stderr.tell(Message("step {step} «{sample}»", step=step, sample=sample), style="dim")
 
     def working(self, step: int, part: float) -> None:
-        """Show a step that takes long before it is done, with the time that the whole run will take."""
+        """Show a step that takes long before it is done."""
+        now, done = self._clock(), step - 1 + part
         if self._step_began is None:  # the time before was the workers' start
-            self._began, self._step_began = self._clock(), (self._clock(), part)
-        began, before = self._step_began
-        seconds = self._clock() - began
-        if seconds < PATIENCE_SECONDS or part >= 1 or part <= before:
-            return
-        left = seconds / (part - before) * (self._total - step + 1 - part)
-        numbers = Message("{part:.0%} done in {seconds:.0f} s", part=part, seconds=seconds)
+            self._step_began, self._begun = now, (now, done)
+        seconds = now - self._step_began
+        if seconds >= PATIENCE_SECONDS and self._begun[1] < done < step:
+            self._show(done, Message("{part:.0%} done in {seconds:.0f} s", part=part, seconds=seconds))
+
+    def _show(self, done: float, numbers: Message, *, at_once: bool = False) -> None:
+        """Show how far the run is, in steps, and the time that it will take."""
+        now, step, (began, before) = self._clock(), math.ceil(done), self._begun
+        eta = duration((now - began) / max(done - before, 1e-9) * (self._total - done))
         if self._bar is not None:
-            template = Message("{numbers}  ETA {eta}", numbers=numbers, eta=duration(left))
-            self._bar.update(self._task, numbers=shown(template, language()))
-        elif self._clock() - self._last_line >= LINE_SECONDS:
-            self._tell(step, numbers, left=left)
+            if done < step:  # the bar itself knows whole steps only
+                numbers = Message("{numbers}  ETA {eta}", numbers=numbers, eta=eta)
+            self._bar.update(self._task, completed=math.floor(done), numbers=shown(numbers, language()))
+        elif at_once or now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            template = "step {step}/{total}  {numbers}  ETA {eta}"
+            stderr.tell(Message(template, step=step, total=self._total, numbers=numbers, eta=eta))
 
     def close(self) -> None:
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.stop()
-
-    def _tell(self, step: int, numbers: Message, *, left: float) -> None:
-        """Print a line. `left`: seconds until the run ends."""
-        self._last_line = self._clock()
-        template = "step {step}/{total}  {numbers}  ETA {eta}"
-        stderr.tell(Message(template, step=step, total=self._total, numbers=numbers, eta=duration(left)))
 
 
 def describe_evaluation(row: Scalars, *, short: bool = False) -> Message:

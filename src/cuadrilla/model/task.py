@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cuadrilla.data.loader import Dataset
 from cuadrilla.errors import TaskError
+from cuadrilla.messages import Message
 from cuadrilla.user_file import UsersCode, load_file
 
 Batch = Mapping[str, Tensor]  # the leading dimension of every tensor counts sequences (examples)
@@ -32,7 +33,7 @@ class TaskDefaults:
     @property
     def counted(self) -> str:
         """The unit in which the task counts, as a word for messages."""
-        return "tokens" if self.length > 1 else "examples"
+        return Message("tokens") if self.length > 1 else Message("examples")
 
 
 @runtime_checkable
@@ -86,9 +87,8 @@ def load_task(spec: str, *, folder: Path, data: str = "") -> Task:
     make = getattr(module, name, None)
     if make is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise TaskError(
-            "{path} has no {name!r}", path=path, name=name, hint="it defines: {names}", names=", ".join(own)
-        )
+        defined = "it defines: {names}"
+        raise TaskError("{path} has no {name!r}", path=path, name=name, names=", ".join(own), hint=defined)
     with UsersCode():
         task = make(*([(folder / data).absolute()] if data else [])) if data or callable(make) else make
     if not isinstance(task, Task):
