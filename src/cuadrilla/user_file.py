@@ -18,20 +18,24 @@ class UsersCode:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, Exception | SystemExit) and not isinstance(error, CuadrillaError):
-            theirs = [
-                f"{frame.f_code.co_filename}:{line}"
-                for frame, line in traceback.walk_tb(trace)
-                if str(frame.f_globals.get("__name__")).startswith(MODULE_PREFIX)
-            ]
-            template = (
-                "{place}: its code ends with {kind}: {reason}" if theirs else "its code ends with {kind}: {reason}"
-            )
-            fields = {"place": theirs[-1] if theirs else "", "kind": type(error).__name__, "reason": error}
-            raise TaskError(template, **fields, hint="correct it, or what the run file gives it") from error
+            raise as_task_error(error) from error
+
+
+def as_task_error(error: BaseException) -> TaskError:
+    """An error of a user's code, with its place if that is known."""
+    kind, hint = type(error).__name__, "correct it, or what the run file gives it; --debug shows the traceback"
+    if place := place_of(error):
+        return TaskError("{place}: {kind}: {reason}", place=place, kind=kind, reason=error, hint=hint)
+    return TaskError("its code ends with {kind}: {reason}", kind=kind, reason=error, hint=hint)
+
+
+def place_of(error: BaseException) -> str:
+    """`file.py:12 in loss`: where in a loaded file, or beside one, the error arose; else an empty text."""
+    folders = {file.parent for file in _beside}
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent in folders]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 _beside: dict[Path, set[Path]] = {}
@@ -53,6 +57,7 @@ def load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    _beside.setdefault(path, set())  # before the file runs, for the place of an error in it
     sys.modules[spec.name] = module  # dataclasses and pickling of the user's own classes look here
     try:
         spec.loader.exec_module(module)
@@ -64,7 +69,7 @@ def load_file(path: Path) -> ModuleType:
             reason=error,
             hint="run it with python",
         ) from error
-    _beside.setdefault(path, set()).update(file for _, file in _modules_in({path.parent}))
+    _beside[path].update(file for _, file in _modules_in({path.parent}))
     return module
 
 

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,11 +22,11 @@ from pydantic import ValidationError
 from cuadrilla.cli.output import keep_answer_apart, options, report_error, say
 from cuadrilla.cli.verbs import INSTEAD, VERBS
 from cuadrilla.crew.children import end_with_parent
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError, TaskError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError
 from cuadrilla.host.process import keep_freed_memory, sleep_early
 from cuadrilla.log import silence_grpc
 from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
-from cuadrilla.user_file import MODULE_PREFIX
+from cuadrilla.user_file import as_task_error, place_of
 from cuadrilla.version import __version__
 
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
@@ -242,15 +241,13 @@ def _in_words(error: Exception) -> CuadrillaError:
     if isinstance(error, OSError) and error.errno in BAD_PATHS:
         hint = "use another name or folder"
         return ConfigError("{name}: {reason}", name=error.filename, reason=error.strerror, hint=hint)
-    kind = type(error).__name__
-    if in_task := _place_in_task(error):
-        hint = "--debug shows the traceback"
-        return TaskError("{place}: {kind}: {error}", place=in_task, kind=kind, error=error, hint=hint)
+    if place_of(error):
+        return as_task_error(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where, reason = error.filename or Message("what this command prints"), error.strerror
         return ResourceError("cannot write {where}: {reason}", where=where, reason=reason, hint="free some space")
     hint = "run the same command with `cuadrilla --debug ...` and report what it prints"
-    return CuadrillaError("unexpected {kind}: {error}", kind=kind, error=error, hint=hint)
+    return CuadrillaError("unexpected {kind}: {error}", kind=type(error).__name__, error=error, hint=hint)
 
 
 def report_thread(failure: threading.ExceptHookArgs) -> None:
@@ -261,13 +258,3 @@ def report_thread(failure: threading.ExceptHookArgs) -> None:
         name = failure.thread.name if failure.thread else "a thread"
         log.error("%s has failed: %s: %s", name, failure.exc_type.__name__, failure.exc_value)
         log.info("how it failed:", exc_info=failure.exc_value)
-
-
-def _place_in_task(error: BaseException) -> str:
-    """`file.py:12 in loss` if the error arose in a user's file or in its folder; else an empty text."""
-    files = [module.__file__ for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
-    folders = {Path(file).parent for file in files if file}
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).parent in folders:
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return ""
