@@ -34,12 +34,12 @@ MAX_KEPT = 4 * 2**20  # characters that wait in memory for a full disk
 
 
 class RunDir:
-    """The paths in a run directory; creates nothing. `version`: use this checkpoint, not the best or the newest."""
+    """The paths of a run, named by its folder or a file in it; creates nothing. `version`: use this checkpoint."""
 
     def __init__(self, path: Path, version: int | None = None) -> None:
-        self.path = path
-        self.version = version
-        self.run_file = path / "run.toml"
+        name = path.name if path.suffix == ".toml" and path.is_file() else "run.toml"
+        path = path.parent if path.is_file() else path
+        self.path, self.version, self.run_file = path, version, path / name
         self.config = path / "config.json"
         self.env = path / "env.json"
         self.metrics = path / "metrics.jsonl"

@@ -70,8 +70,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
 
     `processes`: train with worker processes, so the engine `local` becomes `crew`.
     """
-    if path.is_dir():
-        path = path / "run.toml"
+    path = path / "run.toml" if path.is_dir() else path
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

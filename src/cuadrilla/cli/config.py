@@ -22,7 +22,7 @@ AllowChanges = Annotated[
 
 def folder_of(run: Path) -> RunDir:
     """The folder of a run, from its own path or from that of its run file."""
-    return RunDir((run.parent if run.is_file() else run).resolve())
+    return RunDir(run.parent.resolve() / run.name)  # of a link to a run file, the folder of the link
 
 
 def show_config(run: Path | None, sets: list[str]) -> None:

@@ -25,7 +25,7 @@ _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 def is_text(name: str) -> bool:
     """Whether `name` is text to train on (a file, a folder, or the name of a corpus), and not a run."""
     path = Path(name)
-    if path.suffix == ".toml" or RunDir(path).run_file.exists():
+    if path.suffix == ".toml" or (path / "run.toml").exists():
         return False
     return path.is_file() or (path.is_dir() and any(path.iterdir())) or name.startswith(BUILT_IN) or name in CATALOGUE
 
@@ -41,8 +41,9 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         raise ConfigError("{name} is no text", name=bad[0], hint="name files and folders with text, or one run")
     if size and size not in SIZES:
         raise ConfigError("unknown preset {preset}", preset=size, hint="use gpt2-micro, gpt2-mini or gpt2-small")
-    run = RunDir(Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2"))
-    make_private(run.path)
+    folder = Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2")
+    make_private(folder)
+    run = RunDir(folder)
     prepared = _prepared([_here(text, run) for text in texts], run)
     tokens = prepared.manifest.splits["train"].num_tokens
     say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=prepared.manifest.num_held_out)

@@ -16,7 +16,7 @@ from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
-from cuadrilla.rundir import typed
+from cuadrilla.rundir import RunDir, typed
 from cuadrilla.runfile import read_run_file
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def tune(
     from cuadrilla.tune.folder import TUNE
     from cuadrilla.tune.search import open_search
 
-    run_file, folder = run / "run.toml" if run.is_dir() else run, folder_of(run).path / TUNE
+    run_file, folder = RunDir(run).run_file, folder_of(run).path / TUNE
     with ExitStack() as stack:
         search = stack.enter_context(open_search(run_file, sets=sets or []))
         stopped, executors = threading.Event(), list[Executor]()

@@ -143,7 +143,7 @@ def run_of(path: Path) -> RunDir | None:
     named = CHECKPOINT_NAME.fullmatch(path.name)
     if named is not None and path.parent.name == "checkpoints" and path.is_dir():
         return RunDir(path.parent.parent, version=int(named[1]))
-    folder = RunDir(path.parent if path.is_file() else path)
+    folder = RunDir(path)
     return folder if folder.run_file.is_file() or folder.checkpoints.is_dir() else None
 
 

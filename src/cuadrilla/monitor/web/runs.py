@@ -28,7 +28,7 @@ class Runs:
     """The runs by key. Thread-safe."""
 
     def __init__(self, places: Sequence[Path]) -> None:
-        self._places = [place.parent if place.is_file() else place for place in places]
+        self._places = [RunDir(place).path for place in places]
         for place in self._places:
             if not place.is_dir():
                 hint = "name a run folder, or a folder that holds some"
