@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import gettext
 import inspect
 import logging
 import os
@@ -25,7 +26,7 @@ from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError
 from cuadrilla.host.process import keep_freed_memory, sleep_early
 from cuadrilla.log import silence_grpc
-from cuadrilla.messages import LANGUAGES, VARIABLES, Message, language, translated
+from cuadrilla.messages import LANGUAGES, LOCALE, VARIABLES, Message, language, translated
 from cuadrilla.user_file import as_task_error, place_of
 from cuadrilla.version import __version__
 
@@ -34,14 +35,12 @@ BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 EVERYWHERE = Message("With every command: --json for data, --debug for tracebacks, --lang en|es.")
 HELP = Message("Show this message and exit.")
 UsageError: Any = typer.BadParameter.__base__
-HEADINGS = {
-    "ARGUMENTS_PANEL_TITLE": Message("Arguments"),
-    "OPTIONS_PANEL_TITLE": Message("Options"),
-    "COMMANDS_PANEL_TITLE": Message("Commands"),
-    "DEFAULT_STRING": Message("[default: {}]"),
-    "REQUIRED_LONG_STRING": Message("[required]"),
-}
-USAGE, METAVARS = Message("Usage:"), (Message("[OPTIONS]"), Message("COMMAND [ARGS]..."))
+USAGE = Message("Usage:")
+OF_TYPER = (
+    Message("Arguments"), Message("Options"), Message("Commands"), Message("[default: {}]"), Message("[required]"),
+    Message("[OPTIONS]"), Message("COMMAND [ARGS]..."), Message("No such command {name!r}.", name=""),
+)  # fmt: skip
+"""Typer's own words, listed for their translation. It asks gettext for most of them."""
 log = logging.getLogger(__name__)
 
 
@@ -138,10 +137,10 @@ def run() -> int:
             close = get_close_matches(arguments[0], VERBS, 1) or ["--help"]
             instead = INSTEAD.get(arguments[0], close[0])
             raise ConfigError("no command {word}", word=arguments[0], hint="cuadrilla {instead}", instead=instead)
+        gettext.bindtextdomain("cuadrilla", LOCALE)
+        gettext.textdomain("cuadrilla")  # Typer's words are in our catalogue
         command = typer.main.get_command(command_line(arguments or _completed()))
         translate_help(command, language())
-        if len(arguments) < 2 or "--help" in arguments:
-            translate_headings(language())
         code = command(arguments, prog_name="cuadrilla", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as error:
@@ -202,14 +201,6 @@ def translate_help(command: Any, reads: str) -> None:
         translate_help(inner, reads)
 
 
-def translate_headings(reads: str) -> None:
-    """Translate the headings of Typer's help."""
-    from typer import rich_utils
-
-    for name, said in HEADINGS.items():
-        setattr(rich_utils, name, translated(said, reads))
-
-
 def _usage(error: Any) -> ConfigError:
     """Typer's usage error as a ConfigError: Typer itself has only English texts."""
     of = error.ctx.command_path if error.ctx else "cuadrilla"
@@ -217,8 +208,6 @@ def _usage(error: Any) -> ConfigError:
     parameter = getattr(error, "param", None)
     if option := getattr(error, "option_name", ""):
         return ConfigError("{name}: no such option, or a value is missing", name=option, hint=hint, of=of)
-    if parameter is None and (commands := getattr(error.ctx and error.ctx.command, "commands", None)):
-        return ConfigError("no such command; {of} has: {names}", names=", ".join(commands), hint=hint, of=of)
     if found := re.search(r"unexpected extra argument\(s\) \((.*)\)", error.message):
         return ConfigError("too many arguments: {words}", words=found[1], hint=hint, of=of)
     if parameter is None:
