@@ -93,4 +93,4 @@ HELD: list[FolderLock] = []
 
 def hold_lock(run: RunDir) -> None:
     """Hold the lock of the run until this process ends, as a training would."""
-    HELD.append(FolderLock(run.lock, purpose="test").__enter__())
+    HELD.append(FolderLock(run.lock).__enter__())

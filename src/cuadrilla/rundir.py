@@ -223,9 +223,8 @@ class FolderLock:
     system frees it when the process ends, even by a kill. Raises ConfigError (exit 2) while another process holds it.
     """
 
-    def __init__(self, path: Path, *, purpose: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._purpose = purpose
         self._lock = filelock.FileLock(path, timeout=LOCK_SECONDS, thread_local=False)
 
     def __enter__(self) -> "FolderLock":
@@ -235,11 +234,10 @@ class FolderLock:
             except filelock.Timeout:
                 owner = read_object(self._path)
                 raise ConfigError(
-                    "{folder} is in use by process {pid} on {host} ({purpose})",
+                    "{folder} is in use by process {pid} on {host}",
                     folder=self._path.parent,
                     pid=str(owner.get("pid", "?")),
                     host=str(owner.get("host", "?")),
-                    purpose=self._purpose,
                     hint="wait for it or stop it",
                 ) from None
             self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))

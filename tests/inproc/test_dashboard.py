@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from cuadrilla.rundir import FolderLock
 
-with FolderLock(Path(sys.argv[1]), purpose="test"):
+with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

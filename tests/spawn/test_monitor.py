@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
     run = RunDir(tmp_path / "mio")
     run.path.mkdir()
     add_rows(run.events, [{"time": 1.8e9, "event": "joined", "worker": name} for name in ("pc", "mac")])
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         yield run
 
 

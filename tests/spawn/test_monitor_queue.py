@@ -34,7 +34,7 @@ def test_the_crew_of_a_run(home: Home, tmp_path: Path) -> None:
         AllowList(home.nodes).add(name)
     run = WrittenCrew(folder=tmp_path / "casa", speeds={"ana": 1.0, "luis": 1.0}, rounds=5, state="running").write()
     write_json(home.open_file, {"address": "127.0.0.1:1", "run": str(run.path)})
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         told = monitored(environment(home))
         assert (told["nodes"], told["crew"]["version"]) == (["ana", "eva", "luis"], 5)
         machines = [(each["name"], each["here"], each["phase"], each["share"]) for each in told["crew"]["machines"]]
@@ -62,7 +62,7 @@ def test_it_needs_no_torch(home: Home, tmp_path: Path) -> None:
         "import sys; from cuadrilla.cli.app import run; code = run()\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'numpy', 'fastapi', 'grpc')))"
     )
-    with FolderLock(folder.lock, purpose="a test"):
+    with FolderLock(folder.lock):
         done = run_program(sys.executable, "-c", code, "monitor", "--once", env=environment(home))
     assert "queue.crew  running  workers: 1" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("ana")

@@ -116,7 +116,7 @@ def test_how_far_it_is_and_what_is_left(run: RunDir) -> None:
     add_rows(run.metrics, [{"version": 50 + 2 * n, "steps": 2, "seconds": 3.0} for n in range(1, 21)])
     reader = RunReader(run)
     assert "left_seconds" not in reader.data(now=0.0)
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         now = reader.data(now=0.0)
     assert (now["num_steps"], now["left_seconds"]) == (100, pytest.approx(1.5 * 10))
     elapsed = reader.page()["figures"]["columns"]["elapsed"]

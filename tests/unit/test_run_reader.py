@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_a_run_that_trains(run: RunDir) -> None:
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         crew = RunReader(run).data(now=START + 63)
     assert some(crew, "name", "state", "version", "tokens", "loss") == ("mío", "running", 40, 40_000, 3.0)
     assert some(crew, "val_bits_per_byte", "tokens_per_second", "seen") == (1.25, 400.0, START + 60)
@@ -70,7 +70,7 @@ def test_a_run_that_trains(run: RunDir) -> None:
 
 
 def test_the_reader_goes_on_where_it_stopped(run: RunDir) -> None:
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         reader = RunReader(run)
         reader.data(now=START)
         add_rows(run.events, [came("joined", "old", 70), came("evicted", "mac", 71, reason="three wrong answers")])
@@ -113,7 +113,7 @@ def test_the_state(tmp_path: Path, status: object, state: str) -> None:
     assert state_of(run) == state
     run.lock.write_text(json.dumps({"pid": os.getppid(), "host": os.uname().nodename}))
     assert state_of(run) == state  # no process holds its lock, whatever its status says
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         assert state_of(run) == "running"
 
 
@@ -135,7 +135,7 @@ def test_what_machines_do_for_a_queue(tmp_path: Path) -> None:
         run.events, [came("returned", "ana", 3, job="uno", state="complete"), came("assigned", "ana", 3, job="tres")]
     )
     add_rows(run.events, [came("returned", "eva", 4, job="dos", state="failed")])
-    with FolderLock(run.lock, purpose="a test"):
+    with FolderLock(run.lock):
         machines = open_run(run.path).data(now=START)["machines"]
     assert [some(each, "name", "job", "here") for each in machines] == [
         ("ana", "tres", True),

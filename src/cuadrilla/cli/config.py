@@ -1,7 +1,7 @@
 """`train --show-config`, and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ SIZES = ("layers", "heads", "width", "context")
 
 RunFile = Annotated[Path, typer.Argument(help="A run file, or the folder that holds run.toml.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; overrides the run file.")]
+Preset = Literal["gpt2-micro", "gpt2-mini", "gpt2-small"]
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Resume with another learning rate, schedule or length.")
 ]

@@ -30,7 +30,7 @@ from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.signals import stop_on_signals
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, listening_address
@@ -93,18 +93,18 @@ def up(
     from cuadrilla.crew.up import Opening
 
     began = time.monotonic()
-    with coordinating("cuadrilla up") as home:
+    with coordinating() as home:
         opening = Opening(home=home, opened=lambda crew, _: opened(crew), standbys=frozenset(standby or []))
         outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
     report_outcome(outcome, folder, seconds=time.monotonic() - began)
 
 
 @contextmanager
-def coordinating(purpose: str) -> Iterator[Home]:
+def coordinating() -> Iterator[Home]:
     """Give this machine's home folder. Within this block, only this process coordinates the machine's crew."""
     home = Home.of_user()
     make_private(home.crew)
-    with FolderLock(home.crew / "lock", purpose=purpose):
+    with FolderLock(home.crew / "lock"):
         try:
             yield home
         finally:
@@ -122,13 +122,7 @@ def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) ->
     dialled = str(Address.parse(address, port=listens.port)) if address else ""
     found = {"key_hash": key_hash(crew.keys.certificate).hex(), "pid": pid_to_signal(), "run": str(folder)}
     write_json(home.open_file, {"address": dialled or crew.address, **found})
-    say(
-        "crew       {dialled} (listens on {address}); on another machine: cuadrilla join"
-        if dialled
-        else "crew       {address}; on another machine: cuadrilla join",
-        dialled=dialled,
-        address=crew.address,
-    )
+    say("crew       {address}; on another machine: cuadrilla join", address=dialled or crew.address)
     if not (listens.is_loopback or dialled):  # else only this machine joins, or `address` is set
         _show_reachability(listens)
     _show_invite(home, uses=uses)
@@ -324,11 +318,9 @@ def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> 
     """The crew to work for, joined with the invite if there is one. Also sets up logging."""
     from cuadrilla.crew.enrol import enrol
 
-    crew = home.find_crew(address) if invited is None else None
-    if crew is None:
-        crew = enrol(home, invited or "", address=address, name=name, report=say)
     set_up_logging(None, verbose=options.debug)
-    return crew
+    known = home.find_crew(address) if invited is None else None
+    return known or enrol(home, invited or "", address=address, name=name, report=say)
 
 
 def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monitor` shows.")]) -> None:
@@ -347,7 +339,5 @@ def stop() -> None:
         os.kill(int(crew["pid"]), signal.SIGTERM)
     except ProcessLookupError:
         home.open_file.unlink(missing_ok=True)
-        raise LinkError(
-            "the coordinator is gone already", run=crew["run"], hint="continue: cuadrilla up {run}"
-        ) from None
+        home.open_crew()  # raises: no coordinator runs
     say("the coordinator of {run} saves and stops", run=crew["run"])

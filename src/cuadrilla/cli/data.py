@@ -17,7 +17,6 @@ from cuadrilla.data.tokenizer import MAX_VOCAB, MIN_VOCAB
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import typed
 
-MAX_ROWS = 20
 MAX_NAMES = 5
 LEFT_OUT = ("documents_", "filtered_", "records_")
 """Prefixes of the counts in a manifest that say how many documents were left out."""
@@ -31,20 +30,15 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command("get")
 def get_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Names from the catalogue (--list).")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from the catalogue.")] = None,
     to: Annotated[Path, typer.Option("--to", help="The folder to put a folder for each corpus in.")] = Path("corpus"),
-    show: Annotated[bool, typer.Option("--list", help="Show the catalogue.")] = False,
 ) -> None:
-    """Fetch corpora by name: checked, and recorded in SOURCE.json beside the data."""
-    if show:
+    """Fetch corpora by name: checked, and recorded in SOURCE.json beside the data. Without a name: list them."""
+    if not names:
         _show_catalogue()
         return
-    if not names:
-        raise ConfigError("name what to fetch", hint="`cuadrilla data get --list` shows the known corpora")
     found = fetched(names, to=to)
-    emit_table([_fetched_row(to / name, is_new=is_new) for name, is_new in found.items()], most=MAX_ROWS)
+    emit_table([_fetched_row(to / name, is_new=is_new) for name, is_new in found.items()])
     advise(f"data prepare {' '.join(typed(to / name) for name in found)} --out data")
 
 
@@ -56,7 +50,7 @@ def fetched(names: Sequence[str], *, to: Path) -> dict[str, bool]:
     from cuadrilla.data.download import fetch  # it loads HTTP libraries
 
     if unknown := [name for name in names if name not in CATALOGUE]:
-        hint = "`cuadrilla data get --list` shows the known corpora; fetch other files with: curl -L -C - -O ADDRESS"
+        hint = "`cuadrilla data get` lists the known corpora; fetch other files with: curl -L -C - -O ADDRESS"
         raise ConfigError("{name!r} is not a known corpus", name=unknown[0], hint=hint)
     try:
         with shown_progress() as progress:

@@ -9,7 +9,6 @@ from cuadrilla.cli.crew import coordinating, show_opened
 from cuadrilla.cli.output import options
 from cuadrilla.link.address import listening_address
 from cuadrilla.log import set_up_logging
-from cuadrilla.messages import Message
 from cuadrilla.rundir import make_private
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     set_up_logging(None, verbose=options.debug)
     make_private(folder)
     with (
-        coordinating(Message("coordinating machines")) as home,
+        coordinating() as home,
         closing(CrewExecutor(home, listen=listening_address(listen), folder=folder)) as executor,
     ):
         show_opened(executor.crew, folder=folder, address=address, uses=uses)

@@ -16,8 +16,8 @@ from cuadrilla.cli.train import practice_sets, train_and_show
 from cuadrilla.config import Config
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, GuardError
 from cuadrilla.plan.decide import decide
-from cuadrilla.rundir import RunDir, write_atomic
-from cuadrilla.runfile import dump, read_run_file, to_toml
+from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import Resolved, dump, read_run_file
 
 
 def prove(
@@ -54,8 +54,8 @@ def prove(
         )
 
 
-def _settings(config: Config, folder: Path, *, steps: int, alone: bool) -> str:
-    """The run file of a short training in another folder; `alone`: by one worker in this process."""
+def _settings(config: Config, folder: Path, *, steps: int, alone: bool) -> Config:
+    """The settings of a short training in another folder; `alone`: by one worker in this process."""
     values: dict[str, Any] = dump(config.moved(lambda path: str((folder / path).resolve())))
     values["model"]["init"] = ""  # any weights will do
     values["train"] |= {"steps": steps, "tokens": 0, "epochs": 0.0, "threads": config.train.threads or 1, "teacher": []}
@@ -64,18 +64,17 @@ def _settings(config: Config, folder: Path, *, steps: int, alone: bool) -> str:
     values["engine"] = {"kind": "local"} if alone else values["engine"] | {"listen": "127.0.0.1:0"}
     values["checkpoint"] |= {"every_seconds": 0.0, "every_steps": 0, "journal": "off"}
     values["sample"]["tokens"] = 0
-    return to_toml(Config.model_validate(values))
+    return Config.model_validate(values)
 
 
-def _train(settings: str) -> str:
+def _train(config: Config) -> str:
     """Train in a temporary folder. Returns the SHA-256 of weights and optimizer state, or raises typer.Exit."""
     from cuadrilla.model.weights import WEIGHTS, read_tensors
     from cuadrilla.train.checkpoint import OPTIMIZER, list_checkpoints, tensors_sha256
 
     with tempfile.TemporaryDirectory(prefix="cuadrilla-prove-", ignore_cleanup_errors=True) as name:
         run = RunDir(Path(name))
-        write_atomic(run.run_file, settings)
-        if train_and_show(read_run_file(run.run_file), run).interrupted:
+        if train_and_show(Resolved(config=config, origins={}), run).interrupted:
             raise typer.Exit(INTERRUPTED_EXIT_CODE)
         *_, last = list_checkpoints(run.checkpoints)
         model, optimizer = (read_tensors(last / file) for file in (WEIGHTS, OPTIMIZER))

@@ -41,7 +41,7 @@ def queue(
     work, folder, stopped = RunQueue(file, tell=_tell), RunDir(file.resolve().with_suffix(".crew")), threading.Event()
     make_private(folder.path)
     with ExitStack() as stack:
-        stack.enter_context(FolderLock(folder.lock, purpose=Message("handing out the queue")))
+        stack.enter_context(FolderLock(folder.lock))
         write_json(folder.status, {"state": "running"}, private=True)
         executors: list[Executor] = []
         if here:

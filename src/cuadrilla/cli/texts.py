@@ -39,8 +39,6 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
     deadline = time.monotonic() + seconds_of(within)
     if bad := [text for text in texts if not is_text(text)]:
         raise ConfigError("{name} is no text", name=bad[0], hint="name files and folders with text, or one run")
-    if size and size not in SIZES:
-        raise ConfigError("unknown preset {preset}", preset=size, hint="use gpt2-micro, gpt2-mini or gpt2-small")
     folder = Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2")
     make_private(folder)
     run = RunDir(folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cuadrilla.cli.config import AllowChanges, Sets, folder_of, show_config
+from cuadrilla.cli.config import AllowChanges, Preset, Sets, folder_of, show_config
 from cuadrilla.cli.output import advise, answered, options, say
 from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
@@ -37,13 +37,11 @@ PAGE = "report.html"
 
 def new(
     name: Annotated[Path, typer.Argument(help="The folder to make.")],
-    preset: Annotated[str, typer.Option(help="gpt2-micro, gpt2-mini or gpt2-small.")] = "gpt2-mini",
+    preset: Annotated[Preset, typer.Option(help="The size of the model.")] = "gpt2-mini",
     data: Annotated[Path, typer.Option(help="The folder that `data prepare` has made or will make.")] = Path("data"),
 ) -> None:
     """Make a run folder with a commented run.toml."""
     size = preset.removeprefix("gpt2-")
-    if size not in SIZES:
-        raise ConfigError("unknown preset {preset}", preset=preset, hint="use gpt2-micro, gpt2-mini or gpt2-small")
     if (name / MANIFEST).exists():
         raise ConfigError("{path} holds prepared data", path=name, hint="choose another name for the run")
     folder = str(data) if data.is_absolute() else os.path.relpath(data, name)
@@ -84,9 +82,7 @@ def train(
         str, typer.Option("--time", metavar="20m", help="For texts: how long it may take in all, as in 90s or 1h30m.")
     ] = "20m",
     name: Annotated[str, typer.Option("--name", help="For texts: the run folder to make (TEXT-gpt2).")] = "",
-    preset: Annotated[
-        str, typer.Option("--preset", help="For texts: gpt2-micro, -mini or -small, not the one that fits the time.")
-    ] = "",
+    preset: Annotated[Preset | None, typer.Option(help="For texts: this size, not the one that fits the time.")] = None,
     allow_changes: AllowChanges = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
     practice: Annotated[
@@ -108,7 +104,7 @@ def train(
     began, words = time.monotonic(), what or ["run.toml"]
     of_texts = is_text(words[0]) or len(words) > 1 or bool(name or preset)
     if of_texts:
-        run = run_of_texts(words, name=name, within=within, size=preset.removeprefix("gpt2-")).path
+        run = run_of_texts(words, name=name, within=within, size=(preset or "").removeprefix("gpt2-")).path
     else:
         run = Path(words[0])
         if what and not run.exists() and run.suffix != ".toml":

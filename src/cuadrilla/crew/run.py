@@ -69,7 +69,7 @@ def train_run(
             from cuadrilla.train.runtime import Outcome
 
             return Outcome(**follow(island, (resolved.config, folder.path), stopping=audience.stopping))
-        stack.enter_context(FolderLock(folder.lock, purpose=Message("training")))
+        stack.enter_context(FolderLock(folder.lock))
         make_private(folder.logs)
         stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
         alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))

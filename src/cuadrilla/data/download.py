@@ -42,7 +42,7 @@ def fetch(corpus: CatalogueEntry, folder: Path, *, progress: Progress) -> bool:
     """
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with FolderLock(folder / ".lock", purpose="`cuadrilla data get`"):
+    with FolderLock(folder / ".lock"):
         record = read_record(folder)
         if record and all((folder / name).is_file() for name in record.files):
             return False

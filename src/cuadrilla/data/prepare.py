@@ -134,7 +134,7 @@ def prepare(
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     try:
-        with FolderLock(out / "lock", purpose="data prepare"):
+        with FolderLock(out / "lock"):
             wanted = options.recorded(tokenizer)
             done = None if options.force else _finished(out, sources, wanted)
             shutil.rmtree(work, ignore_errors=True)  # from a preparation that was killed

@@ -114,7 +114,7 @@ class CrewExecutor:
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
-        self._machines[place].assigned, order = assign(job, run, machine=place)
+        self._machines[place].assigned, order = assign(job, run)
         self._note("assigned", worker=place, job=job)
         self.crew.send(place, order)
 
@@ -227,8 +227,8 @@ class CrewExecutor:
         self._ended.append(ended)
 
 
-def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignment]:
-    """Assign the job in `run` to `machine`. Return it and its message; the run is locked while the machine has it.
+def assign(job: str, run: RunDir) -> tuple[AssignedJob, Assignment]:
+    """The job in `run` and its message for a machine; the run is locked while the machine has it.
 
     Raises ConfigError for a run that another process trains, DataError, CheckpointError, TaskError, ResourceError.
     """
@@ -239,7 +239,7 @@ def assign(job: str, run: RunDir, *, machine: str) -> tuple[AssignedJob, Assignm
     keep_teachers(config, run, task=task)
     begun = _begun(run)
     found = offer(config, run.path, initial=not list_checkpoints(run.checkpoints))
-    lock = FolderLock(run.lock, purpose=Message("training on {machine}", machine=machine))
+    lock = FolderLock(run.lock)
     assigned = AssignedJob(
         job=job,
         run=run,

@@ -35,7 +35,6 @@ from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import TALK
-from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -59,7 +58,7 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
     """
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
-    with FolderLock(folder / "lock", purpose=Message("jobs for this crew")), LinesKept() as lines:
+    with FolderLock(folder / "lock"), LinesKept() as lines:
         workers = [
             # names such as cuda:0, or cpu.2 for a second worker on the processor
             JobWorker(node, use, folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"), lines=lines, leaving=leaving)

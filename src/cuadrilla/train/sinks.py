@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.rundir import make_private, storage_errors
 
 FLUSH_SECONDS = 10
@@ -31,12 +30,8 @@ class TensorBoardSink(Sink):
     """Writes an event file; needs the extra `tensorboard`. After its disk was full it writes nothing more."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "TensorBoard is not installed", hint='pip install "cuadrilla[tensorboard]"'
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         make_private(folder)
         self._folder = folder
         self._writer: Any = SummaryWriter(str(folder.absolute()), flush_secs=FLUSH_SECONDS)

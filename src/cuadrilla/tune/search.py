@@ -266,7 +266,7 @@ def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
     folder = SearchFolder(run_file.parent.resolve() / TUNE, text=text, sets=tuple(sets))
     space = Space(config.tune, text=text, sets=sets)
     make_private(folder.path)
-    with FolderLock(folder.lock, purpose=Message("the search")), storing():
+    with FolderLock(folder.lock), storing():
         _, num_steps = folder.settled({})
         search = Search(
             config.tune, space=space, storage=open_storage(folder.study), folder=folder, num_steps=num_steps
