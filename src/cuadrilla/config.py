@@ -6,7 +6,6 @@ prints it. A component receives its own section, never `Config`.
 """
 
 import re
-import typing
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -32,7 +31,6 @@ Rate = Annotated[float, Field(gt=0, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Speed = Annotated[float, Field(gt=0, le=1000)]
 DEVICE = r"cpu|mps|cuda(:\d+)?|xpu(:\d+)?"
-AlarmEvent = Literal["failed", "finished", "stopped", "left", "alarm"]
 LINK_SHAPE = r"^((?P<rate>\d*[1-9]\d*(\.\d+)?|0+\.0*[1-9]\d*)(?P<unit>[kmg])bit(\+(?P<delay>\d+(\.\d+)?)ms)?)?$"
 
 
@@ -317,8 +315,6 @@ class AlarmSection(Section):
     command: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=64)] = []
     """A program and its arguments, started without a shell. It reads the message from its standard input: JSON with
     event, title, text, run and time. See docs/watch.md."""
-    on: Annotated[list[AlarmEvent], BeforeValidator(_as_list)] = list(typing.get_args(AlarmEvent))
-    """Events to report: failed, finished, stopped (the run), left (a worker), alarm (a file could not be written)."""
 
 
 Scalar = bool | int | float | str

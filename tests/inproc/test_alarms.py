@@ -44,18 +44,18 @@ def run_in(folder: Path) -> RunDir:
 
 def test_a_program_is_told_once_of_what_happens_a_thousand_times(tmp_path: Path) -> None:
     run, file = run_in(tmp_path), tmp_path / "told"
-    with Alarms(AlarmSection(command=writer(file), on=["left", "finished"]), run=run) as alarms:
+    with Alarms(AlarmSection(command=writer(file)), run=run) as alarms:
         alarms.on_event("joined", {"worker": "ana"})
         for number in range(1000):
             alarms.on_event("left", {"worker": f"w{number}", "reason": "it was\nswitched off {title}"})
-        alarms.on_event("alarm", {"message": "not asked for"})
+        alarms.on_event("alarm", {"message": "the disk is full"})
         wait_for(lambda: bool(told(file)))
         alarms.on_event("finished", {"version": 12, "complete": True, "reason": ""})
         alarms.on_event("left", {"worker": "berta", "reason": "the run is over"})
-    left, finished = told(file)
-    assert (left["event"], left["title"], left["run"]) == ("left", "cuadrilla: casa", "casa")
-    assert left["text"] == "w0 has left: it was\\nswitched off {title}"
-    assert (finished["event"], finished["text"]) == ("finished", "all 12 steps are done")
+    left, alarm, finished = told(file)
+    assert (left["event"], finished["event"], left["title"]) == ("left", "finished", "cuadrilla: casa")
+    assert (left["text"], left["run"]) == ("w0 has left: it was\\nswitched off {title}", "casa")
+    assert (alarm["text"], finished["text"]) == ("the disk is full", "all 12 steps are done")
     assert finished["time"].endswith("+00:00")
 
 

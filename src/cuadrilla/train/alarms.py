@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def _alarm_of(kind: str, fields: Mapping[str, Any]) -> tuple[str, Message] | None:
-    """The event's name in `alarm.on`, and the text for a person; None for the many events that are no alarm."""
+    """The event's name, and the text for a person; None for the many events that are no alarm."""
     reason, step = fields.get("reason") or "", fields.get("version")
     match kind:
         case "finished" if fields.get("complete"):
@@ -67,7 +67,7 @@ class Alarms:
             return
         event, said = alarm
         self._is_over, now = event in ("finished", "stopped", "failed"), time.monotonic()
-        if event in self._section.on and now - self._told_at.get(event, -PAUSE_SECONDS) >= PAUSE_SECONDS:
+        if now - self._told_at.get(event, -PAUSE_SECONDS) >= PAUSE_SECONDS:
             self._told_at[event] = now
             text = one_line(said.in_language(language()), most=MAX_TEXT)
             moment = datetime.now(tz=UTC).isoformat(timespec="seconds")
