@@ -59,7 +59,7 @@ MEANING_AT, MEANING_WIDTH = 28, 90
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked configuration. `origins` maps `section.key` to "default", "file" or "--set"."""
+    """A checked configuration. `origins` maps `section.key` to "default", "file", "--set" or "command"."""
 
     config: Config
     origins: dict[str, str]
@@ -129,14 +129,14 @@ def resolve(
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in leaves(values)}
     parsed = [parse_set(item) for item in sets]
-    _take_back_lengths(values, [".".join(key) for key, value in parsed if value])
+    _drop_other_lengths(values, [".".join(key) for key, value in parsed if value])
     for key, value in parsed:
         _assign(values, key, value)
         origins[".".join(key)] = "--set"
     engine = values.setdefault("engine", {}) if processes else None
     if isinstance(engine, dict) and engine.get("kind", "local") == "local":
         engine["kind"] = "crew"
-        origins["engine.kind"] = "--set"
+        origins["engine.kind"] = "command"
     for section in VARIANTS:
         if isinstance(values.get(section), dict):
             values[section].setdefault("kind", Config.model_fields[section].default.kind)
@@ -210,7 +210,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _take_back_lengths(values: dict[str, Any], keys: Sequence[str]) -> None:
+def _drop_other_lengths(values: dict[str, Any], keys: Sequence[str]) -> None:
     """Drop the file's length (see `LENGTHS`) if `--set` gives one."""
     train = values.get("train")
     if isinstance(train, dict) and any(f"train.{length}" in keys for length in LENGTHS):

@@ -73,10 +73,10 @@ def say(text: str, /, **fields: object) -> None:
 def say_at_once(text: str, /, **fields: object) -> None:
     """Print a line of ours from a signal handler, which may have interrupted another print: no lock, no buffer."""
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{_read(text, fields)}\n".encode())
+        os.write(2, f"\n{_translated(text, fields)}\n".encode())
 
 
-def _read(text: str, fields: Mapping[str, object]) -> str:
+def _translated(text: str, fields: Mapping[str, object]) -> str:
     """The text in the user's language."""
     return shown(Message(text, **fields), language())
 
@@ -100,7 +100,7 @@ def stdout() -> TextIO:
 def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
     """Print a line of data, or the next part of one, on stdout: a template with its fields, or any text."""
     file = stdout()
-    text = _read(text, fields)
+    text = _translated(text, fields)
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 
@@ -151,7 +151,7 @@ def emit_drawn(drawn: RenderableType, *, folds: bool = False) -> None:
 def named(key: str) -> str:
     """The name of a column or a measure in the user's language."""
     words = key.replace("_", " ")
-    return translated(words, language()) if words in NAMES else _part(key)
+    return translated(words, language()) if words in NAMES else _in_line(key)
 
 
 def _cell(value: object) -> Text:
@@ -160,10 +160,10 @@ def _cell(value: object) -> Text:
         case None:
             return Text()
         case bool() | str():
-            return Text(_part(str(value) if isinstance(value, bool) else value))
+            return Text(_in_line(str(value) if isinstance(value, bool) else value))
         case float():
-            return Text(_part(Message("{value:.4g}", value=value)))
-    return Text(_part(Message("{value:,}", value=value)))
+            return Text(_in_line(Message("{value:.4g}", value=value)))
+    return Text(_in_line(Message("{value:,}", value=value)))
 
 
 def report_error(error: CuadrillaError) -> None:
@@ -171,11 +171,11 @@ def report_error(error: CuadrillaError) -> None:
     # In English; programs compare the template, which has no names in it.
     made_of = {"template": error.message.template, "fields": error.message.fields}
     answered({"error": error.message, "hint": error.hint, "exit_code": error.exit_code, **made_of})
-    say("error: {message}", message=_part(error.message))
+    say("error: {message}", message=_in_line(error.message))
     if error.hint:
-        say("\nhint: {hint}", hint=_part(error.hint))
+        say("\nhint: {hint}", hint=_in_line(error.hint))
 
 
-def _part(text: str) -> str:
+def _in_line(text: str) -> str:
     """A text in the user's language, for use within a line or a table."""
     return one_line(shown(text, language()))

@@ -59,7 +59,7 @@ class SearchFolder:
         config = config.for_others().model_copy(update={"engine": LocalEngine()})
         with TemporaryDirectory(dir=self.path) as name:
             folder = Path(name)
-            config, _ = decide(_seen_from(folder, config, base=self.path.parent), RunDir(folder))
+            config, _ = decide(_moved_to(folder, config, base=self.path.parent), RunDir(folder))
             return config, measure_length(config, make_task(config, folder)).num_steps
 
     def make_trial(self, job: str, values: Values) -> RunDir:
@@ -85,7 +85,7 @@ def describe(values: Mapping[str, Any]) -> str:
     )
 
 
-def _seen_from(folder: Path, config: Config, *, base: Path) -> Config:
+def _moved_to(folder: Path, config: Config, *, base: Path) -> Config:
     """The settings, whose paths are relative to `base`, with paths to the same files from `folder`."""
 
     def moved(path: str) -> str:
