@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.crew.reporting import LinesKept, reporting
+from cuadrilla.crew.reporting import NewestLines, reporting
 from cuadrilla.errors import LinkError
 from cuadrilla.host.gpus import GpuUsage
 from cuadrilla.host.usage import Usage
@@ -84,7 +84,7 @@ def test_a_full_disk_loses_rows_and_no_run(tmp_path: Path) -> None:
 
 
 def test_lines_are_kept_a_few_at_a_time() -> None:
-    kept = LinesKept()
+    kept = NewestLines()
     log = logging.getLogger("test-lines-kept")
     log.propagate = False
     log.addHandler(kept)

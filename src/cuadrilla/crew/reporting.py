@@ -25,7 +25,7 @@ END_SECONDS = 1.0
 """Wait for the thread's end. It may be measuring the round trip of a dead connection, and ends after that."""
 
 
-class LinesKept(logging.Handler):
+class NewestLines(logging.Handler):
     """Keeps the newest lines that this process logs during the block: warnings, and lines meant for a person."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class LinesKept(logging.Handler):
         self._lines: deque[SaidLine] = deque(maxlen=MAX_LINES)
         self._dropped = 0
 
-    def __enter__(self) -> "LinesKept":
+    def __enter__(self) -> "NewestLines":
         logging.getLogger(OURS).addHandler(self)
         return self
 
@@ -66,7 +66,7 @@ def reporting(
     poll: Callable[[], NodeReport] = NodeReport,
     folder: Path | None = None,
     round_trip: Callable[[], float | None] = lambda: None,
-    lines: LinesKept | None = None,
+    lines: NewestLines | None = None,
     policy: IdlePolicy | None = None,
     leave: Callable[[str], None] = lambda _reason: None,
     every_seconds: float = REPORT_SECONDS,

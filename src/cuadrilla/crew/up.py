@@ -19,7 +19,7 @@ from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
 from cuadrilla.crew.equipment import choose_uses
-from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
+from cuadrilla.crew.reporting import NewestLines, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
 from cuadrilla.home import Home
 from cuadrilla.link.address import Address
@@ -59,7 +59,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.callback(context.store.close)
         if threads := context.config.train.threads or (1 if context.config.sync.strict else 0):
             torch.set_num_threads(threads)
-        private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(LinesKept())
+        private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(NewestLines())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children()
         stack.callback(children.end)

@@ -21,7 +21,7 @@ from cuadrilla.crew.bundle import require_work
 from cuadrilla.crew.children import Children, cuadrilla_command
 from cuadrilla.crew.equipment import equip_worker
 from cuadrilla.crew.node import Node
-from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
+from cuadrilla.crew.reporting import NewestLines, machine_facts, reporting
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, Goodbye, Link, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 def run_worker(node: Node, use: Use, *, shape: Shape = NO_SHAPE, island: "Island | None" = None) -> str:
     """Work with one device until the run ends; return why it ended. `island`: the ranks that are this worker together;
     this process is rank 0. Raises LinkError when the coordinator refuses this node or stays away."""
-    with LinesKept() as lines:
+    with NewestLines() as lines:
         worker = _Worker(node, use, shape=shape, lines=lines, island=island)
         reason = serve_sessions(worker.serve, node, device=use.name)
         if island is not None:
@@ -150,7 +150,7 @@ class Patience:
 class _Worker:
     """A worker that trains. Its model and data are loaded once and kept over sessions."""
 
-    def __init__(self, node: Node, use: Use, *, shape: Shape, lines: LinesKept, island: "Island | None") -> None:
+    def __init__(self, node: Node, use: Use, *, shape: Shape, lines: NewestLines, island: "Island | None") -> None:
         self._node, self._use, self._shape, self._lines, self._island = node, use, shape, lines, island
         self._equipment: Equipment | None = None
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from cuadrilla.config import Config, LocalEngine
 from cuadrilla.crew.bundle import fetch_run, require_work
 from cuadrilla.crew.node import Node
-from cuadrilla.crew.reporting import LinesKept, machine_facts, reporting
+from cuadrilla.crew.reporting import NewestLines, machine_facts, reporting
 from cuadrilla.crew.worker import in_session, serve_sessions
 from cuadrilla.errors import CuadrillaError, LinkError
 from cuadrilla.home import Home
@@ -58,7 +58,7 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
     """
     folder = Home.of_user().jobs / node.crew.folder.name
     make_private(folder)
-    with FolderLock(folder / "lock"), LinesKept() as lines:
+    with FolderLock(folder / "lock"), NewestLines() as lines:
         workers = [
             # names such as cuda:0, or cpu.2 for a second worker on the processor
             JobWorker(node, use, folder / (re.sub(r"[^a-z0-9]", "-", use.name) or "all"), lines=lines, leaving=leaving)
@@ -110,7 +110,7 @@ class Outbox:
 class JobWorker:
     """Worker on one device. It holds one session after the other. `folder`: of its jobs."""
 
-    def __init__(self, node: Node, use: Use, folder: Path, *, lines: LinesKept, leaving: threading.Event) -> None:
+    def __init__(self, node: Node, use: Use, folder: Path, *, lines: NewestLines, leaving: threading.Event) -> None:
         self._node, self._use, self._folder, self._lines, self._leaving = node, use, folder, lines, leaving
         self._executor = LocalExecutor({PLACE: use}, logs=folder / "logs")
 
