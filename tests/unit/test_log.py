@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.cli.app import report_thread
-from cuadrilla.log import TALK, set_up_logging, tear_down_logging
+from cuadrilla.log import NOTE, log_to, stop_logging_to
 
 FOREIGN, SHOWN = "ana\x1b[2J\x07\rok", "ana\\u001b[2J\\u0007\\u000dok"
 
@@ -16,9 +16,9 @@ FOREIGN, SHOWN = "ana\x1b[2J\x07\rok", "ana\\u001b[2J\\u0007\\u000dok"
 @pytest.fixture
 def log_file(tmp_path: Path) -> Iterator[Path]:
     before = {name: list(logging.getLogger(name).handlers) for name in ("cuadrilla", "grpc")}
-    handler = set_up_logging(tmp_path, worker="coordinator")
+    handler = log_to(tmp_path, worker="coordinator")
     yield tmp_path / "log.coordinator.txt"
-    tear_down_logging(handler)
+    stop_logging_to(handler)
     for name, handlers in before.items():
         logging.getLogger(name).handlers[:] = handlers
 
@@ -26,12 +26,10 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
 def test_a_record_reaches_terminal_and_file_harmless(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours = logging.getLogger("cuadrilla.link")
     ours.warning("%s left", FOREIGN)
-    ours.info("%s joined", FOREIGN, extra=TALK)
+    ours.log(NOTE, "%s joined", FOREIGN)
     assert capsys.readouterr().err == f"WARNING: {SHOWN} left\n{SHOWN} joined\n"
-    assert [line.partition(": ")[2] for line in log_file.read_text().splitlines()] == [
-        f"{SHOWN} left",
-        f"{SHOWN} joined",
-    ]
+    said = [line.partition(": ")[2] for line in log_file.read_text().splitlines()]
+    assert said == [f"{SHOWN} left", f"{SHOWN} joined"]
 
 
 def test_a_library_speaks_to_the_file_only(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

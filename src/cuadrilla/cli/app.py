@@ -25,7 +25,7 @@ from cuadrilla.cli.verbs import INSTEAD, VERBS
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError, ResourceError
 from cuadrilla.host.process import keep_freed_memory, sleep_early
-from cuadrilla.log import silence_grpc
+from cuadrilla.log import show_log, silence_grpc
 from cuadrilla.messages import LANGUAGES, LOCALE, VARIABLES, Message, language, translated
 from cuadrilla.user_file import as_task_error, place_of
 from cuadrilla.version import __version__
@@ -131,6 +131,7 @@ def run() -> int:
     """Run the command in `sys.argv`, and return its exit code."""
     try:
         arguments = _without_global_flags(sys.argv[1:])
+        show_log(verbose=options.debug)
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
         elif arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:

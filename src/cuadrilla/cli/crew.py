@@ -24,7 +24,7 @@ if sys.platform != "win32":
     import termios
 
 from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
-from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say, say_at_once
+from cuadrilla.cli.output import answered, emit, keep_answer_apart, say, say_at_once
 from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
 from cuadrilla.cli.parent import pid_to_signal, under_a_parent
 from cuadrilla.config import CrewEngine
@@ -34,7 +34,7 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, listening_address
-from cuadrilla.log import set_up_logging
+from cuadrilla.log import log_to
 from cuadrilla.messages import Message, language, shown
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
 from cuadrilla.runfile import load_dumped, read_run_file
@@ -215,7 +215,6 @@ def join(
         if island is not None and not leads:
             from cuadrilla.crew.island import follow
 
-            set_up_logging(None, verbose=options.debug)
             follow(island, threads=threads)
             return
         if data is not None:
@@ -275,12 +274,11 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     folder, use = Path(work["crew"]), Use(name="", device=work["device"], threads=work["threads"])
     if "run" in work:
         run, shape = RunDir(Path(work["run"])), parse_shape(work["link"], speed=work["speed"])
-        set_up_logging(run.logs, worker=name)
+        log_to(run.logs, worker=name)
         node = Node(home=home, crew=Joined(folder=folder, address=work["address"], name=name), run=run)
         emit(run_worker(node, use, shape=shape))
         return
     crew = next(each for each in home.joined() if each.folder == folder)  # not by address, which may have changed
-    set_up_logging(None, verbose=options.debug)
     policy = IdlePolicy(OwnerRules(**work["rules"]), home=home, root=os.getppid())
     node = Node(
         home=home, crew=crew, report=lambda line: say("{device}  {line}", device=name, line=line), idle_policy=policy
@@ -315,10 +313,9 @@ def _typed_unseen() -> str:
 
 
 def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> Joined:
-    """The crew to work for, joined with the invite if there is one. Also sets up logging."""
+    """The crew to work for, joined with the invite if there is one."""
     from cuadrilla.crew.enrol import enrol
 
-    set_up_logging(None, verbose=options.debug)
     known = home.find_crew(address) if invited is None else None
     return known or enrol(home, invited or "", address=address, name=name, report=say)
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuadrilla.cli.crew import coordinating, show_opened
-from cuadrilla.cli.output import options
 from cuadrilla.link.address import listening_address
-from cuadrilla.log import set_up_logging
 from cuadrilla.rundir import make_private
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     """The executor of the machines that join. `folder`: the search or the queue. Raises ConfigError, LinkError."""
     from cuadrilla.jobs.crew import CrewExecutor
 
-    set_up_logging(None, verbose=options.debug)
     make_private(folder)
     with (
         coordinating() as home,

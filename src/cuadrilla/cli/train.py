@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cuadrilla.cli.config import AllowChanges, Preset, Sets, folder_of, show_config
-from cuadrilla.cli.output import advise, answered, options, say
+from cuadrilla.cli.output import advise, answered, say
 from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import describe_evaluation
 from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
@@ -203,7 +203,6 @@ def train_and_show(
         tell=say,
         stopping=stopping,
         sinks=lambda context: [*_views(folder, context), *more_sinks],
-        verbose=options.debug,
     )
     return train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at, opening=opening, audience=audience)
 

@@ -19,7 +19,7 @@ from cuadrilla.home import Home
 from cuadrilla.host.facts import PSUTIL_ERRORS
 from cuadrilla.host.gpus import Gpus
 from cuadrilla.host.usage import read_battery
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.messages import Message
 
 BUSY_PART, QUIET_PART = 0.3, 0.15
@@ -61,11 +61,11 @@ class IdlePolicy:
             if unless is not None and unless.is_set():
                 return time.monotonic() - began
             if reason != logged:
-                log.info("waiting: %s", reason, extra=TALK)
+                log.log(NOTE, "waiting: %s", reason)
                 logged = reason
             time.sleep(POLL_SECONDS)
         if logged:
-            log.info("working again", extra=TALK)
+            log.log(NOTE, "working again")
         return time.monotonic() - began
 
     def why_wait(self, *, working: bool) -> Message | None:

@@ -16,7 +16,7 @@ from cuadrilla.errors import LinkError
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
 from cuadrilla.link.base import MAX_LINES, MAX_TEXT, NodeReport, SaidLine
-from cuadrilla.log import OURS
+from cuadrilla.log import NOTE, OURS
 from cuadrilla.printable import one_line
 from cuadrilla.version import __version__
 
@@ -29,7 +29,7 @@ class NewestLines(logging.Handler):
     """Keeps the newest lines that this process logs during the block: warnings, and lines meant for a person."""
 
     def __init__(self) -> None:
-        super().__init__(level=logging.INFO)
+        super().__init__(level=NOTE)
         self._lines: deque[SaidLine] = deque(maxlen=MAX_LINES)
         self._dropped = 0
 
@@ -41,8 +41,6 @@ class NewestLines(logging.Handler):
         logging.getLogger(OURS).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.WARNING and not getattr(record, "talk", False):
-            return
         level = "info" if record.levelno < logging.WARNING else record.levelname.lower()
         self._dropped += len(self._lines) == MAX_LINES
         text = one_line(self.format(record), most=MAX_TEXT)

@@ -13,7 +13,7 @@ from cuadrilla.config import AutoSync, CrewEngine, LocalEngine, WindowsSync
 from cuadrilla.errors import ConfigError
 from cuadrilla.host.facts import read_environment
 from cuadrilla.host.torchrun import Place, find_place
-from cuadrilla.log import set_up_logging, tear_down_logging
+from cuadrilla.log import log_to, stop_logging_to
 from cuadrilla.messages import Message
 from cuadrilla.plan.decide import Decision, decide
 from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
@@ -36,13 +36,12 @@ class Audience:
     """Callbacks of a training's caller.
 
     `tell` gets a line for a person. `sinks(context)` returns more sinks. `stopping` takes a function that has the
-    training save and stop; it returns a context in which the training runs. `verbose`: the log has everything.
+    training save and stop; it returns a context in which the training runs.
     """
 
     tell: Callable[[str], None] = lambda _text: None
     stopping: Callable[[RequestStop], AbstractContextManager[None]] = lambda _request_stop: nullcontext()
     sinks: "Callable[[RunContext], Sequence[Sink]]" = lambda _context: ()
-    verbose: bool = False
 
 
 def train_run(
@@ -71,7 +70,7 @@ def train_run(
             return Outcome(**follow(island, (resolved.config, folder.path), stopping=audience.stopping))
         stack.enter_context(FolderLock(folder.lock))
         make_private(folder.logs)
-        stack.callback(tear_down_logging, set_up_logging(folder.logs, worker="coordinator", verbose=audience.verbose))
+        stack.callback(stop_logging_to, log_to(folder.logs, worker="coordinator"))
         alarms = stack.enter_context(Alarms(resolved.config.alarm, run=folder))
         from cuadrilla.crew.local import run_local
         from cuadrilla.train.setup import assemble, make_task

@@ -28,7 +28,7 @@ from cuadrilla.link.identity import save_node
 from cuadrilla.link.server import NOTHING, CrewServer
 from cuadrilla.link.standby import StandbyServer
 from cuadrilla.link.wire import Layout
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, storage_errors
 from cuadrilla.train.runtime import Outcome
@@ -110,7 +110,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewSe
     if crew.home is not None and engine.workers == [1.0]:
         choice = choose_uses(engine.devices, config=config)
         for note in choice.notes:
-            log.info("%s", note, extra=TALK)
+            log.log(NOTE, "%s", note)
         workers = [(1.0, use) for use in choice.uses]
     else:
         alike = Use(name="", device="", threads=1 if len(engine.workers) > 1 else 0)

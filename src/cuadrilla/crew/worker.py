@@ -27,7 +27,7 @@ from cuadrilla.link.base import COME_AGAIN, KICKED, LEAVES, Goodbye, Link, Refus
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import PracticeLink, Shape
 from cuadrilla.link.wire import Layout
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import DeviceChoice, Use
 from cuadrilla.train.setup import Equipment
@@ -79,7 +79,7 @@ def serve_sessions(
                 raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
             if not stop.again:
                 return Message(stop.reason)
-            log.info("out of the crew for now: %s", stop.reason, extra=TALK)
+            log.log(NOTE, "out of the crew for now: %s", stop.reason)
             patience.begin_anew()
         except Refused:
             raise
@@ -159,7 +159,7 @@ class _Worker:
             self._equipment = self._equip(*self._node.found_run(connection))
         else:
             require_work(self._node.describe(connection), jobs=False)
-            log.info("back at work", extra=TALK)
+            log.log(NOTE, "back at work")
         work = partial(self._train, self._equipment)
         return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 
@@ -168,7 +168,7 @@ class _Worker:
         if self._island is not None:
             self._island.share(config, folder)
             equipment = self._island.equip(config, folder, threads=threads, speed=speed)
-            log.info("one worker of %s", self._island, extra=TALK)
+            log.log(NOTE, "one worker of %s", self._island)
             return equipment
         return equip_worker(config, folder, device=self._use.device, cores=threads, speed=speed)
 
@@ -206,7 +206,7 @@ def _work_apart(node: Node, uses: Sequence[Use]) -> str:
     """Start a process for each device, with the machine's token; each names its device in its calls (`link/base.py`).
     If one dies, the others go on. Raises the error of the last if none ended in order."""
     once(node, node.found_run)  # fetches once what all of them need
-    log.info("a worker for each of %s", ", ".join(use.name for use in uses), extra=TALK)
+    log.log(NOTE, "a worker for each of %s", ", ".join(use.name for use in uses))
     assert node.idle_policy is not None
     children, done = Children(), ""
     try:

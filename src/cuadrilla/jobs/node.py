@@ -34,7 +34,7 @@ from cuadrilla.link.base import LEAVES, Goodbye, Hello, Refused, Stop
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -163,7 +163,7 @@ class JobWorker:
                 outbox.send(session)
             end = ended[0]
             session.call(JobNews(job=order.job, ended=True, complete=end.complete, lost=end.lost, reason=end.reason))
-            log.info("job        %s: %s", order.job, end.reason or COMPLETE[end.complete], extra=TALK)
+            log.log(NOTE, "job        %s: %s", order.job, end.reason or COMPLETE[end.complete])
             return stop
         finally:
             self._executor.close()
@@ -184,7 +184,7 @@ class JobWorker:
                 session.call(JobNews(job=order.job, ended=True))
                 session.call(Goodbye(reason=error.message))
             raise
-        log.info("job        %s", order.job, extra=TALK)
+        log.log(NOTE, "job        %s", order.job)
         read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
         sent = {version_of(path) for path in list_checkpoints(run.checkpoints)}
         return Outbox(job=order.job, run=run, read_bytes=read_bytes, sent=sent)

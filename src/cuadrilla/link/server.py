@@ -64,7 +64,7 @@ from cuadrilla.link.invite import Invites
 from cuadrilla.link.jobs import CheckpointFile, JobNews, JobReceiver, Order
 from cuadrilla.link.nodes import AllowList
 from cuadrilla.link.standby import StandbyServer
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.messages import Message
 from cuadrilla.version import __version__
 
@@ -276,7 +276,7 @@ class CrewServer:
                 self._jobs.keep(session.worker, message, self._data(session, requests))
             case _:
                 if isinstance(message, Hello):
-                    log.info("%s joined", session.worker, extra=TALK)
+                    log.log(NOTE, "%s joined", session.worker)
                 self._receive(session.worker, message)
 
     def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
@@ -305,7 +305,7 @@ class CrewServer:
         session.outbox.put(None)
         if why:
             self._receive(session.worker, Goodbye(reason=why))
-            log.info("%s left: %s", session.worker, why, extra=TALK)
+            log.log(NOTE, "%s left: %s", session.worker, why)
 
     # -- calls beside a session ----------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class CrewServer:
                 self._standby.joined(name)
         log.info("%s joined the crew", name)
         if name != asked.name:
-            log.info("a new machine calls itself %s, as another does: here it is %s", asked.name, name, extra=TALK)
+            log.log(NOTE, "a new machine calls itself %s, as another does: here it is %s", asked.name, name)
         return Enrolled(token=token, name=name)
 
     def _leave_crew(self, name: str) -> None:
@@ -349,7 +349,7 @@ class CrewServer:
         self._end_all(name, stop, why=Message("it has left the crew"))
         self.nodes.remove(name)
         self._standby.forget(name)
-        log.info("%s has left the crew; with an invite it may come back", name, extra=TALK)
+        log.log(NOTE, "%s has left the crew; with an invite it may come back", name)
 
     def _download(self, node: str, wanted: Download) -> Iterator[bytes]:
         """The bytes of a version or a file. Raises LinkError if it is not offered."""

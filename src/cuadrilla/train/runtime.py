@@ -31,7 +31,7 @@ from cuadrilla.link.base import (
     ToWorker,
     Version,
 )
-from cuadrilla.log import TALK
+from cuadrilla.log import NOTE
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
@@ -390,7 +390,7 @@ class CoordinatorRuntime:
                 "each machine makes {steps} steps by itself before a merge, because over this network that is faster",
                 steps=self._kind.steps,
             )
-        log.info("%s", Message("from step {step} on: {how}", step=version + 1, how=how), extra=TALK)
+        log.log(NOTE, "%s", Message("from step {step} on: {how}", step=version + 1, how=how))
         self.store.event("rounds", version=version, steps=self._kind.steps, reason=how)
 
     def _speed(self, tokens: int) -> dict[str, float]:
