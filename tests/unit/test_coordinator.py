@@ -176,9 +176,27 @@ def test_the_first_pass_may_take_long() -> None:
     assert not crew.evicted
 
 
-def test_another_program_is_refused() -> None:
-    crew = Crew(machine(rules(fingerprint={"cuadrilla": "1.0"})))
+def test_another_program_is_refused_and_not_waited_for() -> None:
+    crew = Crew(machine(rules(quorum=2, fingerprint={"cuadrilla": "1.0"})))
     crew.join("a", cuadrilla="1.0")
+    assert not crew.leases
     crew.join("b", cuadrilla="1.1")
     assert [(refused.worker, refused.message.refused) for refused in crew.evicted] == [("b", True)]
     assert len(crew.of("a").units) == 8
+
+
+def test_who_dies_before_the_first_round_is_not_waited_for_until_it_comes_back() -> None:
+    crew = Crew(machine(rules(quorum=3)))
+    crew.lose("a")  # before its Hello
+    crew.join("b")
+    crew.join("c")
+    assert len(crew.of("b").units) == len(crew.of("c").units) == 4
+
+    crew = Crew(machine(rules(quorum=3)))
+    for name in ("a", "b"):
+        crew.join(name)
+        crew.lose(name)
+    crew.join("a")
+    assert not crew.leases  # c is still expected
+    crew.join("c")
+    assert len(crew.of("a").units) == len(crew.of("c").units) == 4

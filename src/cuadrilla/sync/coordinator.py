@@ -120,13 +120,13 @@ class Coordinator:
     def _join(self, worker: str, hello: Hello) -> list[Action]:
         actions = self._remove(worker) if worker in self.crew.members else []
         if reason := self.crew.admit(worker, hello):
-            return [*actions, Send(worker=worker, message=Stop(reason=reason, refused=True))]
+            return [*actions, Send(worker=worker, message=Stop(reason=reason, refused=True)), *self._remove(worker)]
         return [*actions, self.work.tell_version(worker), *self._go_on()]
 
     def _remove(self, worker: str) -> list[Action]:
-        if worker not in self.crew.members:
-            return []
-        self._remove_member(worker)
+        self.crew.departed.add(worker)
+        if worker in self.crew.members:
+            self._remove_member(worker)
         return self._go_on()
 
     def _remove_member(self, worker: str) -> None:

@@ -46,8 +46,8 @@ class Rules:
     """Planned tokens of one optimizer step of the whole crew."""
     num_steps: int
     quorum: int = 1
-    """The first lease waits for this many members, but at most `quorum_seconds` after the first of them joined.
-    Otherwise that member would get the whole round, however slow it is."""
+    """The first lease waits for this many members, less those that were refused or have left, but at most
+    `quorum_seconds` after the first of them joined. Else that member would get the whole round, however slow it is."""
     quorum_seconds: float = 15.0
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """What every member's environment must contain: the version of cuadrilla, a hash of the model's code."""
@@ -79,7 +79,7 @@ class Membership:
 
     `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned`: nodes that are
     left out for it. `environment`: that of the first member, in strict mode. `volume`: bytes that a round moves / those
-    of an exact round.
+    of an exact round. `departed`: left or refused workers.
     """
 
     rules: Rules
@@ -91,6 +91,7 @@ class Membership:
     volume: float = 1.0
     waiting_since: float | None = None
     has_quorum: bool = False
+    departed: set[str] = field(default_factory=set)
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
@@ -116,7 +117,8 @@ class Membership:
         """Whether the first round can begin: enough members have joined, or the wait is over."""
         if not self.has_quorum and self.members:
             since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
-            self.has_quorum = len(self.members) >= self.rules.quorum or self.now - since >= self.rules.quorum_seconds
+            enough = len(self.members.keys() | self.departed) >= self.rules.quorum
+            self.has_quorum = enough or self.now - since >= self.rules.quorum_seconds
         return self.has_quorum
 
     # -- signs of life -------------------------------------------------------------------------------------------------
