@@ -55,7 +55,8 @@ class Data(Data):
         return super().__getitem__(i)
 """
 """Appended to `TASK`: processes other than this one sleep at each example. It suits tests in which the run only has to
-go on: the CPU is left to what they test, and one worker soon repeats the few steps for comparison."""
+go on: the CPU is left to what they test, and one worker soon repeats the few steps for comparison. It is strict, and
+machines that join must trust its code."""
 
 RUN = """
 schema = 1
@@ -86,7 +87,7 @@ TAIL_BYTES = 16_384
 def make_run(folder: Path, *, steps: int = ENDLESS, unhurried: bool = False) -> RunDir:
     folder.mkdir()
     (folder / "task.py").write_text(TASK + unhurried * UNHURRIED.format(pid=os.getpid()))
-    (folder / "run.toml").write_text(RUN.format(steps=steps))
+    (folder / "run.toml").write_text(RUN.format(steps=steps) + unhurried * "[sync]\nstrict = true\n")
     return RunDir(folder)
 
 

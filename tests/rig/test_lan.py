@@ -1,10 +1,12 @@
 """A crew on a network of namespaces with limited cards: a deaf card, a new address, no way to the internet."""
 
+from pathlib import Path
+
 import pytest
 
 from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
-from tests.commands import events, goes_on, is_what_one_worker_gives, wait_for
+from tests.commands import events, goes_on, is_what_one_worker_gives, make_run, wait_for
 from tests.lan import Member, ip
 from tests.machines import Machine, down, invite, present, up
 from tests.networks import RATE, silent, switch_port
@@ -15,13 +17,15 @@ PORT, NUM_MACHINES = 47470, 3
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_deaf_card_and_a_new_address_cost_nothing(
-    network: list[Member], machines: list[Machine], run: RunDir
+    network: list[Member], machines: list[Machine], tmp_path: Path
 ) -> None:
     """No connection ends: both sides can only notice silence. luis comes back without anybody's help.
 
     First the packets to luis are lost; then his address changes, as in another Wi-Fi.
     """
-    coordinator, ana, luis = machines
+    run, (coordinator, ana, luis) = make_run(tmp_path / "run", unhurried=True), machines
+    for machine in (ana, luis):
+        machine.trust(run)
     crew = up(coordinator, run, PORT)
     text = invite(coordinator, "--uses", "2")
     workers = [machine.start("join", "--name", name, says=text) for machine, name in ((ana, "ana"), (luis, "luis"))]

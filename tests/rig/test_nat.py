@@ -10,7 +10,7 @@ import pytest
 from cuadrilla.link.invite import Invite
 from cuadrilla.rundir import RunDir
 from tests import nat
-from tests.commands import goes_on, is_what_one_worker_gives, wait_for
+from tests.commands import goes_on, is_what_one_worker_gives, make_run, wait_for
 from tests.lan import CARD, Member, ip
 from tests.limits import Share
 from tests.machines import Machine, down, invite, present, up
@@ -61,16 +61,18 @@ def machine(tmp_path: Path, network: Network) -> Iterator[Callable[..., Machine]
 
 @pytest.mark.timeout(500)
 def test_machines_behind_nat_are_mute_cut_off_and_forgotten(
-    network: Network, limits: dict[str, Share], machine: Callable[..., Machine], run: RunDir
+    network: Network, limits: dict[str, Share], machine: Callable[..., Machine], tmp_path: Path
 ) -> None:
     """CPU limits hold from the moment when all have joined until they end, as a tenth of a core is slow at both."""
+    run = make_run(tmp_path / "run", unhurried=True)
     coordinator = machine("coordinator", network.coordinator)
     crew = up(coordinator, run, PORT)
     text = invite(coordinator, "--uses", "4")
-    workers = [
-        machine(name, member, share=limits[name]).start("join", "--name", name, says=text)
-        for name, member in network.workers.items()
-    ]
+    workers = []
+    for name, member in network.workers.items():
+        joining = machine(name, member, share=limits[name])
+        joining.trust(run)
+        workers.append(joining.start("join", "--name", name, says=text))
     wait_for(lambda: present(run) == set(CORES), crew, seconds=150)
     for name, cores in CORES.items():
         limits[name].limit(cores)

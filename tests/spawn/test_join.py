@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +20,11 @@ from tests.machines import UNHURRIED, Machine, Machines, down, invite, language_
 PAUSED = "waiting: paused by this machine's owner; to resume: cuadrilla pause --off"
 
 
-def nodes(machine: Machine) -> list[dict[str, Any]]:
-    """The machines of the crew that are present, by `monitor` on this machine."""
+def working(machine: Machine) -> list[str]:
+    """The machines of the crew that are present and have a speed, by `monitor` on this machine."""
     told = json.loads(machine.run("--json", "monitor", "--once").stdout)
-    return [each for each in told["crew"]["machines"] if each["here"] and node_of(each["name"]) in told["nodes"]]
+    there = [each for each in told["crew"]["machines"] if each["here"] and node_of(each["name"]) in told["nodes"]]
+    return [each["name"] for each in there if each["tokens_per_second"]]
 
 
 def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kicked(
@@ -37,21 +37,19 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
     first = ana.start("join", "--name", "ana", "--low-priority", says=text)
     second = luis.start("join", "--name", "luis", says=text)
     wait_for(lambda: {"ana", "luis"} < present(run), crew)
-    told = [run.nodes / f"{name}.jsonl" for name in ("ana", "luis", "coordinator", "here-1")]
-    wait_for(lambda: all(path.exists() for path in told), crew)
-    wait_for(lambda: all(row["tokens_per_second"] for row in nodes(coordinator)), second)
-    assert [row["name"] for row in nodes(coordinator)] == ["ana", "here-1", "luis"]
     assert ana.run("pause").returncode == 0
     assert luis.run("pause").returncode == 0
     wait_for(lambda: present(run) == {"here-1"}, crew)
     wait_for(goes_on(run), crew)
     assert present(run) == {"here-1"}
+    told = [run.nodes / f"{name}.jsonl" for name in ("ana", "luis", "coordinator", "here-1")]
     for path in told[:2]:
         assert [row["phase"] for row in read_jsonl(path) if "phase" in row][-1] == "paused"
     assert ana.run("pause", "--off").returncode == 0
     assert luis.run("pause", "--off").returncode == 0
     wait_for(lambda: {"ana", "luis"} < present(run), crew)
-    wait_for(goes_on(run), crew)
+    wait_for(lambda: all(path.exists() for path in told), crew)
+    wait_for(lambda: working(coordinator) == ["ana", "here-1", "luis"], second)
     wait_for(lambda: "waiting: paused" in logged(run.nodes / "luis.jsonl"), crew)
     assert coordinator.run("kick", "luis").returncode == 0
     said = ended(second, code=5)
@@ -79,9 +77,10 @@ def test_machines_join_fetch_the_data_wait_while_they_are_paused_and_one_is_kick
         assert kinds[:2] == ["hello", "usage"], path
 
 
-def test_each_device_of_a_machine_is_a_worker(machine: Machines, run: RunDir, port: int) -> None:
+def test_each_device_of_a_machine_is_a_worker(machine: Machines, tmp_path: Path, port: int) -> None:
     """Two workers of the coordinator's machine and two of another. One is killed; the others end in order."""
-    coordinator, ana = machine("coordinator"), machine("ana")
+    run, coordinator, ana = make_run(tmp_path / "run", unhurried=True), machine("coordinator"), machine("ana")
+    ana.trust(run)
     coordinator.run("up", str(run.path), "--listen", f"127.0.0.1:{port}", "--devices", "cuda:7", code=3)
     crew = up(coordinator, run, port, "--devices", "cpu,cpu", workers="[1.0]")
     text = invite(coordinator)

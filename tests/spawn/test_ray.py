@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cuadrilla.home import Home
 from cuadrilla.rundir import RunDir
 from tests.commands import coordinator as process_of
 from tests.commands import ended, goes_on, is_what_one_worker_gives, joined, make_run, run_program, task_hash, wait_for
@@ -18,7 +17,6 @@ from tests.ray_cluster import RayNode
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
 
-STRICT = ("--set", "sync.strict=true")
 FREE = """
 import json, ray
 ray.init(address="auto", log_to_driver=False)
@@ -34,7 +32,7 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def crew(coordinator: Machine, run: RunDir, port: int) -> "subprocess.Popen[str]":
     """The coordinator of a strict run, which does not work itself."""
-    return up(coordinator, run, port, *STRICT)
+    return up(coordinator, run, port)
 
 
 def start_workers(head: RayNode, coordinator: Machine, run: RunDir) -> "subprocess.Popen[str]":
@@ -65,7 +63,7 @@ def test_a_worker_reserves_all_cards_and_is_started_again_when_it_dies(
     wait_for(lambda: not head.actors())
     assert not head.workers()
     assert free_cards(head) == 2
-    assert is_what_one_worker_gives(run, *STRICT)
+    assert is_what_one_worker_gives(run)
 
 
 @pytest.mark.thorough
@@ -74,7 +72,7 @@ def test_a_machine_outside_joins_and_the_coordinator_is_killed(
 ) -> None:
     recipe = start_workers(head, coordinator, run)
     wait_for(lambda: present(run) == {"ray"}, recipe)  # before a worker computes, as Ray starts slowly
-    Home(ana.home).trust(task_hash(run.path))
+    ana.trust(run)
     outside = ana.start("join", "--name", "ana", says=invite(coordinator))
     wait_for(lambda: present(run) == {"ray", "ana"}, outside)
     process_of(crew).kill()
@@ -85,4 +83,4 @@ def test_a_machine_outside_joins_and_the_coordinator_is_killed(
     wait_for(lambda: present(run) == {"ana"} and not head.workers(), crew)
     down(coordinator, crew)
     ended(outside)
-    assert is_what_one_worker_gives(run, *STRICT)
+    assert is_what_one_worker_gives(run)

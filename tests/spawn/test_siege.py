@@ -24,7 +24,6 @@ from tests.commands import (
 from tests.machines import Machine, Machines, down, invite, present, up
 from tests.strangers import context, idle, siege
 
-STRICT = ("--set", "sync.strict=true")
 IN_CI, LONG = 1_000, 40_000
 """Connections of each of the four strangers: one or two seconds of them, and two minutes."""
 
@@ -38,7 +37,7 @@ def listening_port(process: psutil.Process) -> int:
 @pytest.mark.parametrize("times", [IN_CI, pytest.param(LONG, marks=pytest.mark.soak)])
 def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path, times: int) -> None:
     run = make_run(tmp_path / "run", unhurried=True)
-    crew = start(run, *STRICT, "--practice", "0.5,0.25")
+    crew = start(run, "--practice", "0.5,0.25")
     wait_for(joined(run, 2), crew)
     process = coordinator(crew)
     with siege(listening_port(process), times=times):
@@ -46,7 +45,7 @@ def test_strangers_at_the_port_of_a_practice_crew_change_nothing(tmp_path: Path,
     assert coordinator(crew) == process  # not one that was started again
     wait_for(goes_on(run), crew)
     stop(crew)
-    assert is_what_one_worker_gives(run, *STRICT)
+    assert is_what_one_worker_gives(run)
     assert not events(run, "evicted")
     assert not events(run, "left")
 

@@ -14,7 +14,7 @@ from cuadrilla.rundir import RunDir, read_jsonl
 from cuadrilla.runfile import read_run_file
 from cuadrilla.tune.folder import describe
 from cuadrilla.tune.search import STUDY, job_of, open_storage, score_of
-from tests.commands import RUN, TASK, begin, ended, task_hash, wait_for
+from tests.commands import RUN, TASK, begin, ended, wait_for
 from tests.inside import cuadrilla
 from tests.machines import Machine, invite
 
@@ -104,7 +104,7 @@ def test_a_search_that_was_broken_off_is_the_same(how: signal.Signals, finished:
 @pytest.mark.thorough
 def test_a_search_over_machines_that_join_is_the_same(coordinator: Machine, ana: Machine, finished: Path) -> None:
     folder = make_search(coordinator.home.parent / "run")
-    Home(ana.home).trust(task_hash(folder))
+    ana.trust(RunDir(folder))
     process = coordinator.start("tune", str(folder), "--crew", "--listen", "127.0.0.1:0")
     wait_for(lambda: Home(coordinator.home).open_file.exists(), process)
     working = ana.start("join", "--name", "ana", says=invite(coordinator))
