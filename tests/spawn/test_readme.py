@@ -27,9 +27,9 @@ from tests.inside import cuadrilla
 from tests.web import serving, whole
 
 ROOT = Path(__file__).parents[2]
-SMALLER = {"tokens": "2048", "batch_sequences": "4"}  # instead of runs of hours
+SMALLER = {"tokens": "1024", "batch_sequences": "4"}  # instead of runs of hours
 SHORT_DEMO = ("--steps", "24")
-SHORTER = {"20m": "12s", "200": "8", "500": "12"}
+SHORTER = {"20m": "4s", "200": "8", "500": "12"}
 PAGES = ("README.md", "docs/data.md", "docs/train.md", "docs/crew.md")
 
 
@@ -149,6 +149,7 @@ def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "demo": lambda _: typed(["--json", "demo", *SHORT_DEMO], tmp_path),
         "data get": lambda arguments: get(arguments, tmp_path),
         "up": lambda arguments: up_and_join(arguments[1], tmp_path),
+        "generate": lambda words: typed([*words, "--tokens", "16"], tmp_path),
         "join": lambda _: "",  # done with `up`, since both take part in one run
     }
     for line in commands(PAGES):
