@@ -53,7 +53,7 @@ class Fault:
     seconds: float = 0.0
 
 
-PRACTICE, DEATHS = ("--practice", "1.0,0.5,0.25", *MISSED_SOON), 2
+PRACTICE, DEATHS = ("--practice", "1.0,0.8,0.6", *MISSED_SOON), 2
 """Dead workers are not started again, so of three only two may die while the same coordinator process lives."""
 
 
