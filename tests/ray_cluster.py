@@ -22,15 +22,16 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 class RayNode:
     """`ray start --block` on `member`, with a token and two CPUs: a head, or with `head` a node of that cluster.
 
-    `cards`: how many GPUs Ray is told that there are.
+    `cards`: how many GPUs Ray is told that there are. `more`: variables of its processes.
     """
 
     def __init__(
-        self, folder: Path, *, member: Member | None = None, head: "RayNode | None" = None, cards: int = 0
+        self, folder: Path, *, member: Member | None = None, head: "RayNode | None" = None, cards: int = 0, **more: str
     ) -> None:
         member = member or Member("127.0.0.1")
         self.token, self.home, self.talk, self.member = folder / "token", folder / "home", folder / "talk", member
         self._programs: list[Machine] = []
+        self._more = more
         self.token.write_text("0123456789abcdef" * 4)
         self.address = head.address if head else f"{member.address}:{free_port()}"
         # A short path, because Ray makes Unix sockets below it, and the length of their paths is limited.
@@ -50,7 +51,7 @@ class RayNode:
 
     def environment(self) -> dict[str, str]:
         ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token), "RAY_USAGE_STATS_ENABLED": "0"}
-        return {**ray, **({} if self.member.prefix else LOOPBACK), "CUADRILLA_HOME": str(self.home)}
+        return {**ray, **({} if self.member.prefix else LOOPBACK), "CUADRILLA_HOME": str(self.home), **self._more}
 
     @property
     def prefix(self) -> tuple[str, ...]:

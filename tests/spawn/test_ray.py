@@ -1,9 +1,9 @@
 """A crew on the user's Ray cluster: reservations, a killed worker, a killed coordinator, and nothing left behind."""
 
-import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,16 +11,17 @@ import pytest
 
 from cuadrilla.rundir import RunDir
 from tests.commands import coordinator as process_of
-from tests.commands import ended, goes_on, is_what_one_worker_gives, joined, make_run, run_program, task_hash, wait_for
+from tests.commands import ended, goes_on, is_what_one_worker_gives, joined, make_run, task_hash, wait_for
 from tests.machines import Machine, down, invite, present, up
 from tests.ray_cluster import RayNode
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "cuadrilla[ray]"')
 
 FREE = """
-import json, ray
+import ray, sys
 ray.init(address="auto", log_to_driver=False)
-print(json.dumps(ray.available_resources()))
+for _ in sys.stdin:
+    print(int(ray.available_resources().get("GPU", 0)), flush=True)
 """
 
 
@@ -41,17 +42,28 @@ def start_workers(head: RayNode, coordinator: Machine, run: RunDir) -> "subproce
     return head.start("ray_crew.py", "--trust", trust, "--name", "ray", says=invite(coordinator))
 
 
-def free_cards(head: RayNode) -> float:
-    done = run_program(*head.prefix, sys.executable, "-c", FREE)
-    return float(json.loads(done.stdout.splitlines()[-1]).get("GPU", 0))
+@pytest.fixture
+def free_cards(head: RayNode) -> Iterator[Callable[[], int]]:
+    """How many cards are not reserved, by a program of Ray that answers again and again, since its start is slow."""
+    command = [*head.prefix, sys.executable, "-c", FREE]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        asked, answers = program.stdin, program.stdout
+        assert asked is not None
+        assert answers is not None
+
+        def ask() -> int:
+            print(file=asked, flush=True)
+            return int(answers.readline())
+
+        yield ask
 
 
 def test_a_worker_reserves_all_cards_and_is_started_again_when_it_dies(
-    head: RayNode, coordinator: Machine, run: RunDir, crew: "subprocess.Popen[str]"
+    head: RayNode, coordinator: Machine, run: RunDir, crew: "subprocess.Popen[str]", free_cards: Callable[[], int]
 ) -> None:
     recipe = start_workers(head, coordinator, run)
     wait_for(lambda: present(run) == {"ray"}, recipe)
-    assert free_cards(head) == 0
+    assert free_cards() == 0
     wait_for(goes_on(run), crew)
     head.actors()[0].kill()
     wait_for(joined(run, 2), recipe)
@@ -62,7 +74,7 @@ def test_a_worker_reserves_all_cards_and_is_started_again_when_it_dies(
     ended(recipe)
     wait_for(lambda: not head.actors())
     assert not head.workers()
-    assert free_cards(head) == 2
+    wait_for(lambda: free_cards() == 2)
     assert is_what_one_worker_gives(run)
 
 
