@@ -22,7 +22,7 @@ NEEDS = {"train": "transformers", "generate": "transformers", "serve": "transfor
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
-    "faults": "--faults 1 --minutes 0.05",
+    "faults": "--faults 1 --minutes 0.02",
     "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
@@ -32,7 +32,7 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
     "throughput": "--unit-ms 5 10 --units 8 --steps 1 --repeats 1 --rate 0",
     "time_to_loss": "DATA --steps 4 --seeds 1 --cores 1.6 0.8 --batch 6 --length 16 --layers 1 --width 32 "
-    "--link 100mbit --pace 1 --only alone,~whole~batch exact,~no~limit windows~of~2 ddp",
+    "--link 100mbit --pace 1 --only windows~of~2 ddp",
     "train": "--size micro --steps 3 --threads 1",
 }
 
@@ -92,6 +92,7 @@ def test_it_measures(
         pytest.skip("Chromium is not installed: apt install chromium")
     if name == "scale":
         monkeypatch.setattr("bench.scale.WARM_UP", 2)
+        monkeypatch.setattr("bench.scale.CREWS", {"apart": ("3050", "M2")})
     if name == "faults":
         monkeypatch.setattr("bench.faults.CORES", 1.0)
     if name in ("lanes", "time_to_loss"):
