@@ -41,8 +41,10 @@ def copy_examples(folder):
 
 
 def train(run_file, *sets, crew=(), code):
-    """Train with a single evaluation, at the end."""
-    arguments = [part for value in ("evaluate.every_tokens=1_000_000_000", *sets) for part in ("--set", value)]
+    """Train with a single evaluation, at the end, and with one thread, as tests run side by side."""
+    arguments = [
+        part for value in ("evaluate.every_tokens=1_000_000_000", "train.threads=1", *sets) for part in ("--set", value)
+    ]
     return cuadrilla("--json", "train", run_file, *crew, *arguments, code=code)
 
 

@@ -88,12 +88,12 @@ def test_an_empty_folder_is_filled_with_the_built_in_stories(workspace: Path) ->
 
 def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     script = str(RECIPE / "test_ddp.py")
-    ranks = [start_rank(rank, 3, port, script, "--backend", "auto") for rank in range(3)]
+    ranks = [start_rank(rank, 2, port, script, "--backend", "auto") for rank in range(2)]
     said = finished(ranks)
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    assert [rank.returncode for rank in ranks] == [0, 0], said
     for number, (out, _) in enumerate(said):
-        assert f"rank {number} of 3: backend gloo (not every rank has a CUDA device)" in out
-        assert f"rank {number}: all_reduce gives 6, right is 6" in out
+        assert f"rank {number} of 2: backend gloo (not every rank has a CUDA device)" in out
+        assert f"rank {number}: all_reduce gives 3, right is 3" in out
     assert "WORLD_SIZE=2" in typed(RECIPE, "python test_ddp.py --backend auto", code=2)
 
 
