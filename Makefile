@@ -35,7 +35,7 @@ FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 DIST := dist
 
-.PHONY: help setup wheel demo test test-rest test-all check format-check lint types layers budgets messages docs bench soak clean
+.PHONY: help setup wheel demo test test-all check format-check lint types layers budgets messages docs bench soak clean
 
 help:
 	@sed -n '/^#   make/s/^# //p' Makefile
@@ -96,17 +96,15 @@ wheel: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/cuadrilla demo
 
-# Tests run side by side, one for each core; the slowest are shown at the end. Thorough ones wait for half
-# of their time: one more than cores.
-PYTEST := $(BIN)/pytest -q -ra --durations=10 -n auto --maxprocesses=8 --no-loadscope-reorder --max-worker-restart 0
+# Tests run side by side, one more than cores, since they wait for a part of their time; the slowest are shown at the end.
+PYTEST := $(BIN)/pytest -q -ra --durations=30 -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 \
+  --no-loadscope-reorder --max-worker-restart 0
 
 test: $(DEV) $(SPANISH).mo
 	$(PYTEST) -m "not soak and not thorough"
 
-test-rest: $(DEV) $(SPANISH).mo
-	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -m "thorough and not soak"
-
-test-all: test test-rest
+test-all: $(DEV) $(SPANISH).mo
+	$(PYTEST) -m "not soak"
 
 soak: $(DEV) $(SPANISH).mo
 	$(BIN)/pytest -q -ra --durations=10 -m "unit and not soak" --hypothesis-profile=explore --timeout=3600

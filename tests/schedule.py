@@ -9,6 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 RAY, RIG, DOCKER = "ray", "rig", "docker"
 SHARE = (
     "tests/spawn/test_dask.py",
+    "tests/spawn/test_faults.py",
     "tests/spawn/test_island.py",
     "tests/spawn/test_serve.py",
     "tests/spawn/test_serve_hostile.py",
