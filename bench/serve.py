@@ -17,17 +17,45 @@ import random
 import statistics
 import tempfile
 import time
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import aiohttp
+import torch
+import transformers
 
 from bench.common import options, percentile, report, timed, tokenizer_of
-from bench.generate import Theirs, random_model
-from cuadrilla.model.hf import save_hf
+from cuadrilla.model.gpt2 import GPT2, GPT2Config
+from cuadrilla.model.hf import config_to_hf, save_hf, state_to_hf
 from tests.serving import serving
 
 PROMPT_TOKENS = 32
+SHAPES = {  # layers, heads, width, context, vocabulary
+    "124m": (12, 12, 768, 1024, 50257),
+    "10m": (6, 5, 320, 512, 8192),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def random_model(shape: str) -> GPT2:
+    layers, heads, width, context, vocab_size = SHAPES[shape]
+    torch.manual_seed(0)
+    return GPT2(GPT2Config(vocab_size=vocab_size, context=context, layers=layers, heads=heads, width=width))
+
+
+def transformers_stream(ours: GPT2, *, precision: str, new_tokens: int) -> float:
+    """Tokens per second of one greedy stream of the same model in transformers."""
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore")
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**config_to_hf(ours.config, end_of_text=None)))
+    theirs.load_state_dict(state_to_hf(ours.state_dict()), strict=False)
+    theirs.to(DTYPES[precision]).eval()
+    ids = torch.arange(PROMPT_TOKENS)[None]
+    length = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+    greedy = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    seconds = [timed(lambda: theirs.generate(ids, **length, **greedy)) for _ in range(4)]
+    return new_tokens / statistics.median(seconds[1:])
 
 
 def main() -> None:
@@ -35,9 +63,7 @@ def main() -> None:
         __doc__, shape="124m", precision="fp32", clients=[1, 16], requests=3, new_tokens=128, slots=16
     )  # fmt: skip
     model, rows = random_model(given.shape), []
-    theirs, prompt = Theirs(model, precision=given.precision), list(range(PROMPT_TOKENS))
-    seconds = [timed(lambda: theirs.tokens(prompt, number=given.new_tokens)) for _ in range(4)]
-    stream = given.new_tokens / statistics.median(seconds[1:])
+    stream = transformers_stream(model, precision=given.precision, new_tokens=given.new_tokens)
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         save_hf(model, Path(folder), tokenizer=tokenizer_of(model.config.vocab_size))

@@ -18,12 +18,11 @@ from tests.chromium import CHROMIUM
 pytestmark = pytest.mark.thorough
 
 BENCHES = Path(__file__).parents[2] / "bench"
-NEEDS = {"train": "transformers", "generate": "transformers", "serve": "transformers"}
+NEEDS = {"train": "transformers", "serve": "transformers"}
 SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "dashboard": "--workers 2 --rounds 40 --opens 1",
     "exact": "--steps 1 --stories 200 --settings adamw~fp32",
     "faults": "--faults 1 --minutes 0.02",
-    "generate": "--shape 10m --prompt-tokens 4 --new-tokens 3 --repeats 1 --threads 1",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
     "lanes": "DATA --steps 3 --seeds 1 --speeds 2 1 --length 16 --windows 2",
