@@ -25,6 +25,7 @@ alone trains for the crew's last loss, over the crew's `seconds`; ideal is the s
 must divide into equal parts, `--steps` into windows, `--width` into heads of 32. Needs root.
 """
 
+import itertools
 import json
 import math
 import signal
@@ -40,7 +41,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import configure, options, report, run_text
-from bench.lanes import LONGER, times_longer
 from bench.nodes import PORT, Node, Place, places
 from cuadrilla.plan.predict import Crew, MachineSpec, predict_crew
 from cuadrilla.rundir import RunDir, last_rows
@@ -50,6 +50,8 @@ from tests.commands import joined, wait_for
 from tests.lan import bits_per_second, ceiling_bytes_per_second
 from tests.machines import ended, invite, up
 
+LONGER = (1.0, 1.5, 2.0)
+"""Lengths of the runs of the fastest machine alone, as multiples of the crew's time."""
 NO_LIMIT = "10gbit"
 LAN_FLOPS = 46.5e12
 SETTLE = 3
@@ -209,6 +211,16 @@ def alone(race: Race) -> tuple[Trained, dict[float, float]]:
             process.wait()
             ended(process)
         return found, losses | {times: last_rows(run.metrics)[-1]["val_loss"] for times, run in runs.items()}
+
+
+def times_longer(loss: float, alone: Mapping[float, float]) -> float:
+    """How many times longer the fastest machine alone trains for this loss. `alone`: its losses by length of the run.
+    They are interpolated over the logarithm of time; beyond the first and the last run their line is extended."""
+    points = sorted(alone.items())
+    pairs = list(itertools.pairwise(points))
+    outside = pairs[0 if loss > points[0][1] else -1]
+    (t0, l0), (t1, l1) = next((pair for pair in pairs if pair[0][1] >= loss >= pair[1][1]), outside)
+    return math.exp(math.log(t0) + (l0 - loss) / (l0 - l1) * (math.log(t1) - math.log(t0)))
 
 
 def by_itself(race: Race, *, batch: int) -> tuple[Trained, list[float]]:

@@ -25,7 +25,6 @@ SMALLEST = {  # DATA: a prepared folder, TEXTS: a folder of text files
     "faults": "--faults 1 --minutes 0.02",
     "kernels": "--preset micro --rounds 1 --threads 1",
     "scale": "--rounds 1 --nodes 2",
-    "lanes": "DATA --steps 3 --seeds 1 --speeds 2 1 --length 16 --windows 2",
     "link": "--parameters 50000 --rate 0 --rounds 1",
     "prepare": "TEXTS --rounds 1 --processes 1",
     "serve": "--shape 10m --clients 2 --requests 1 --new-tokens 3 --slots 2",
@@ -94,7 +93,7 @@ def test_it_measures(
         monkeypatch.setattr("bench.scale.CREWS", {"apart": ("3050", "M2")})
     if name == "faults":
         monkeypatch.setattr("bench.faults.CORES", 1.0)
-    if name in ("lanes", "time_to_loss"):
+    if name == "time_to_loss":
         shutil.copytree(stories, tmp_path / "data")
     places = {"TEXTS": str(texts), "DATA": str(tmp_path / "data")}
     words = [places.get(word, word).replace("~", " ") for word in SMALLEST[name].split()]

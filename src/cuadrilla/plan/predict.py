@@ -16,7 +16,7 @@ from cuadrilla.plan.share import Pace, share_units
 
 TEACHES = {1: 1.0, 2: 0.99, 4: 0.98, 8: 0.94, 16: 0.87, 32: 0.81, 64: 0.73}
 """The lengths of rounds that are tried, in steps (1: exact), and how fast the loss falls with them, relative to `exact`
-at equal tokens per second: measured by `bench.lanes` (docs/experiments.md), except 2. Longer ones were not measured."""
+at equal tokens per second: measured (docs/experiments.md), except 2. Longer ones were not."""
 MIN_WINDOWS = 6
 """The fewest windows of a run. Fewer were not measured."""
 CREW_STEP = 4

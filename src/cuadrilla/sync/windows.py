@@ -14,8 +14,8 @@ lease always takes all steps from the window's start, even if it is granted in m
 the number of the run's step.
 
 The state of record is complete, and a worker keeps nothing between two leases. So a newcomer starts with everything,
-and any worker can compute a lost lane. This also learns best (`python -m bench.lanes`, docs/experiments.md): a lane
-continues with the crew's momentum. With its own momentum, or with none, it would first have to find its direction.
+and any worker can compute a lost lane. This also learns best (docs/experiments.md): a lane continues with the crew's
+momentum. With its own momentum, or with none, it would first have to find its direction.
 
 A lane that is the whole window is training alone: it contributes changes and state of all parameters, and the merge
 adopts them. Each step of the run may then be several smaller ones, with the batch that suits one machine.
