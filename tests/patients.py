@@ -16,7 +16,7 @@ from cuadrilla.host.programs import NOT_FOUND, ProgramAnswer
 GIB = 2**30
 PORT = 47470
 FACTS = Facts(
-    system="Linux", system_version="Ubuntu 24.04.1 LTS", kernel="6.8.0-45-generic", machine="x86_64", rosetta=False,
+    system="Linux", system_version="Ubuntu 24.04.1 LTS", kernel="6.8.0-45-generic", machine="x86_64",
     wsl=None, container=None, processor="i9-13900K", cores=16, memory_bytes=32 * GIB,
     available_bytes=24 * GIB,
 )  # fmt: skip

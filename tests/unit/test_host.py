@@ -126,9 +126,6 @@ JUDGED: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[tuple[s
     "an old macOS": (
         (TORCH_CPU,), {"facts": MAC},
         [("Apple M2", "PyTorch cannot use the GPU", "PyTorch's MPS needs macOS 14 or newer")]),
-    "rosetta": (
-        (TORCH_CPU,), {"facts": dataclasses.replace(MAC, machine="x86_64", rosetta=True)},
-        [("Apple M2", "this Python is an Intel build, translated by Rosetta", "install an arm64 Python")]),
 }  # fmt: skip
 
 

@@ -97,12 +97,13 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
 def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
     """The devices, from what the child printed; a pure function. `visible`: CUDA_VISIBLE_DEVICES."""
     driver = said.first("cards").get("driver")
-    accelerators = [row for row in said.all("device") if row["kind"] != "cpu"]
-    devices = [_tried(row, said, driver=driver, chip=facts.processor) for row in accelerators]
-    num_seen = sum(device.kind == "cuda" for device in devices)
+    rows = [row for row in said.all("device") if row["kind"] != "cpu"]
+    found = [(row, _why_broken(row, said, driver)) for row in rows]
+    num_seen = sum(row["kind"] == "cuda" for row in rows)
     if visible is None and (said.fault or not num_seen):  # NVML and torch order cards alike
         cards = said.first("cards").get("gpus", [])[num_seen:]
-        devices += [_unseen(card, num_seen + place, said, driver=driver) for place, card in enumerate(cards)]
+        found += [({**card, "kind": "cuda"}, _why_unseen(said, _capability(card), driver)) for card in cards]
+    devices = [_accelerator(row, said, driver=driver, chip=facts.processor, why=why) for row, why in found]
     if visible is None or visible.strip() not in ("", "-1"):
         devices += _suspected({device.kind for device in devices}, said, facts)
     return [*devices, _cpu(said, facts)]
@@ -130,41 +131,35 @@ def _cpu(said: ProbeAnswer, facts: Facts) -> Device:
     )
 
 
-def _tried(row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None) -> Device:
-    """The row of an accelerator that torch sees, with an error if it failed its test."""
-    kind: Kind = row["kind"]
-    capability, version, error = _capability(row), said.first("torch").get("version"), row.get("error")
-    hint = HINT_RESTART if error else ""
-    if NO_KERNELS in str(error) and capability:
-        dotted = f"{capability[0]}.{capability[1]}"
-        template = "PyTorch {version} has no kernels for compute capability {capability}"
-        error, hint = Message(template, version=version, capability=dotted), install_hint(capability, driver)
-    named = {**row, "name": row.get("name") or (kind == "mps" and chip)}
-    return _accelerator(kind, named, said, driver=driver if kind == "cuda" else row.get("driver"), why=(error, hint))
-
-
-def _unseen(card: Row, index: int, said: ProbeAnswer, *, driver: str | None) -> Device:
-    """The row of a card that the driver sees and torch does not."""
-    why = _why_unseen(said, _capability(card), driver)
-    return _accelerator("cuda", {**card, "index": index}, said, driver=driver, why=why)
-
-
-def _accelerator(kind: Kind, row: Row, said: ProbeAnswer, *, driver: str | None, why: tuple[str | None, str]) -> Device:
-    """The row of an accelerator. `why`: its error and its hint."""
+def _accelerator(
+    row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None, why: tuple[str | None, str]
+) -> Device:
+    """The row of an accelerator. `chip`: the name of one that has none of its own. `why`: its error and its hint."""
     return Device(
-        kind=kind,
+        kind=row["kind"],
         index=row["index"],
-        name=row.get("name") or Message("unknown"),
+        name=row.get("name") or chip or Message("unknown"),
         memory_bytes=row.get("memory_bytes"),
         capability=_capability(row),
-        driver=driver,
+        driver=row.get("driver") or driver,
         torch_version=said.first("torch").get("version"),
         error=why[0],
         hint=why[1],
     )
 
 
+def _why_broken(row: Row, said: ProbeAnswer, driver: str | None) -> tuple[str | None, str]:
+    """Error and hint of an accelerator that torch sees; no error if it computes."""
+    capability, error = _capability(row), row.get("error")
+    if NO_KERNELS not in str(error) or capability is None:
+        return error, HINT_RESTART if error else ""
+    template = "PyTorch {version} has no kernels for compute capability {capability}"
+    dotted, version = f"{capability[0]}.{capability[1]}", said.first("torch").get("version")
+    return Message(template, version=version, capability=dotted), install_hint(capability, driver)
+
+
 def _why_unseen(said: ProbeAnswer, capability: Capability | None, driver: str | None) -> tuple[str, str]:
+    """Error and hint of a card that the driver sees and torch does not."""
     about = said.first("torch")
     version, cuda = about.get("version"), about.get("cuda")
     if said.fault or not version:
@@ -184,20 +179,17 @@ def _suspected(kinds: set[Kind], said: ProbeAnswer, facts: Facts) -> list[Device
     """The row of an accelerator of which only a failure is known."""
     version, cards = said.first("torch").get("version"), said.first("cards")
     broken = Device(kind="cuda", index=0, name=Message("unknown"), torch_version=version, hint=HINT_RESTART)
-    begun: list[Kind] = [row["kind"] for row in said.all("begin")]
-    if said.fault and begun and begun[-1] not in kinds:
+    begun = said.first("begin").get("kind")
+    if said.fault and begun and begun not in kinds:
         hint = HINT_SLOW if said.timed_out else HINT_RESTART
-        return [replace(broken, kind=begun[-1], error=Message("PyTorch {fault}", fault=said.fault), hint=hint)]
+        return [replace(broken, kind=begun, error=Message("PyTorch {fault}", fault=said.fault), hint=hint)]
     if "cuda" not in kinds and (problem := cards.get("problem")):
         return [replace(broken, error=Message("the NVIDIA driver's library says: {error}", error=problem))]
     if "cuda" not in kinds and cards.get("without_driver") and not facts.container:
         error = Message("there is an NVIDIA card, and its driver does not run")
         return [replace(broken, error=error, hint=HINT_DRIVER)]
-    if facts.system == "Darwin" and version and "mps" not in kinds and (facts.rosetta or facts.machine == "arm64"):
-        error = Message(
-            "this Python is an Intel build, translated by Rosetta" if facts.rosetta else "PyTorch cannot use the GPU"
-        )
-        hint = Message("install an arm64 Python" if facts.rosetta else "PyTorch's MPS needs macOS 14 or newer")
+    if facts.system == "Darwin" and version and "mps" not in kinds:
+        error, hint = Message("PyTorch cannot use the GPU"), Message("PyTorch's MPS needs macOS 14 or newer")
         return [replace(broken, kind="mps", name=facts.processor or "Apple GPU", error=error, hint=hint)]
     return []
 

@@ -34,7 +34,6 @@ class Facts:
     system_version: str | None  # "Ubuntu 24.04.1 LTS", "15.1", "10.0.26100"
     kernel: str | None
     machine: str | None  # x86_64, arm64, ...
-    rosetta: bool  # an x86_64 Python translated on Apple silicon: torch has no wheel for it
     wsl: int | None  # 1 or 2
     container: str | None  # docker, podman, lxc, kubernetes, ...
     processor: str | None  # name of the processor
@@ -79,14 +78,9 @@ def _processor(system: str) -> str | None:
     if system == "Linux":
         found = parse_cpuinfo(read_text(Path("/proc/cpuinfo")))[0] or ""
     elif system == "Darwin":
-        found = _sysctl("machdep.cpu.brand_string")
+        said = run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], seconds=SYSCTL_SECONDS)
+        found = said.text if said.ok else ""
     return found or platform.processor() or platform.machine() or None
-
-
-def _sysctl(name: str) -> str:
-    """One value of macOS's sysctl."""
-    said = run(["/usr/sbin/sysctl", "-n", name], seconds=SYSCTL_SECONDS)
-    return said.text if said.ok else ""
 
 
 def _cores() -> float:
@@ -112,7 +106,6 @@ def read_facts() -> Facts:
         system_version=_system_version(system),
         kernel=kernel,
         machine=platform.machine() or None,
-        rosetta=system == "Darwin" and _sysctl("sysctl.proc_translated") == "1",
         wsl=parse_wsl(kernel or "") if system == "Linux" else None,
         container=find_container(os.environ) if system == "Linux" else None,
         processor=_processor(system),

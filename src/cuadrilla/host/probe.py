@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +109,27 @@ def tell_torch() -> None:
     _emit("torch", version=str(torch.__version__), cuda=torch.version.cuda)
     _emit("device", kind="cpu", index=0, error=_try_out(torch, "cpu"))
     tell_cards()
-    for kind, available, describe in (
-        ("cuda", torch.cuda.is_available, _cuda_devices),
-        ("mps", torch.backends.mps.is_available, _mps_devices),
-        ("xpu", torch.xpu.is_available, _xpu_devices),
-    ):
-        _emit("begin", kind=kind)
-        try:
-            for index, fields in enumerate(describe(torch) if available() else ()):
-                _emit("device", kind=kind, index=index, **fields, error=_try_out(torch, f"{kind}:{index}"))
-        except (RuntimeError, AssertionError, OSError) as error:
-            _emit("problem", kind=kind, error=_first_line(error))
+    if accelerator := torch.accelerator.current_accelerator():  # what torch was built for; its driver is not asked
+        _tell_accelerators(torch, accelerator.type)
+
+
+def _tell_accelerators(torch: Any, kind: str) -> None:
+    _emit("begin", kind=kind)
+    try:
+        for index in range(torch.accelerator.device_count()):
+            about = _described(torch, kind, index)
+            _emit("device", kind=kind, index=index, **about, error=_try_out(torch, f"{kind}:{index}"))
+    except (RuntimeError, AssertionError, OSError) as error:
+        _emit("problem", error=_first_line(error))
+
+
+def _described(torch: Any, kind: str, index: int) -> dict[str, Any]:
+    if kind == "mps":
+        return {"memory_bytes": torch.mps.recommended_max_memory()}
+    about = torch.get_device_module(kind).get_device_properties(index)
+    capability = [about.major, about.minor] if kind == "cuda" and not torch.version.hip else None
+    return {"name": about.name, "memory_bytes": about.total_memory, "capability": capability,
+            "driver": getattr(about, "driver_version", None)}  # fmt: skip
 
 
 def _try_out(torch: Any, device: str) -> str | None:
@@ -132,23 +141,6 @@ def _try_out(torch: Any, device: str) -> str | None:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         return _first_line(error)
     return None if total == 1024.0 else f"it computes wrongly: {total} instead of 1024"
-
-
-def _cuda_devices(torch: Any) -> Iterator[dict[str, Any]]:
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        capability = None if torch.version.hip else [about.major, about.minor]
-        yield {"name": about.name, "memory_bytes": about.total_memory, "capability": capability}
-
-
-def _mps_devices(torch: Any) -> Iterator[dict[str, Any]]:
-    yield {"name": None, "memory_bytes": torch.mps.recommended_max_memory()}
-
-
-def _xpu_devices(torch: Any) -> Iterator[dict[str, Any]]:
-    for index in range(torch.xpu.device_count()):
-        about = torch.xpu.get_device_properties(index)
-        yield {"name": about.name, "memory_bytes": about.total_memory, "driver": about.driver_version}
 
 
 if __name__ == "__main__":
