@@ -33,6 +33,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "DEVICES_SECONDS", 0.1)
 
 
+@pytest.fixture
+def no_home(tmp_path: Path) -> str:
+    """A CUADRILLA_HOME that cannot be made: a file is in its place."""
+    (tmp_path / "file").touch()
+    return str(tmp_path / "file")
+
+
 @pytest.fixture(scope="module")
 def examined() -> "subprocess.CompletedProcess[str]":
     """Findings on this machine, from a process that ends with code 99 if it has loaded torch itself."""
@@ -57,28 +64,28 @@ def test_no_false_alarm(examined: "subprocess.CompletedProcess[str]") -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_report_is_short_plain_text_without_what_variables_hold() -> None:
-    environment = {**os.environ, "WANDB_API_KEY": "not-for-anybody", "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
+def test_the_report_is_short_plain_text_without_what_variables_hold(no_home: str) -> None:
+    environment = {**os.environ, "WANDB_API_KEY": "not-for-anybody", "CUADRILLA_HOME": no_home, "LANGUAGE": "es"}
     done = cuadrilla("doctor", "--report", env=environment)
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"cuadrilla {__version__}, Python ")
     assert "numpy " in lines[1]
     assert any(line.startswith(" ok machine.system ") for line in lines)
-    found = lines.index(" !  machine.variables    OMP_NUM_THREADS=many: it is no number of threads")
-    assert lines[found + 1] == "     type here:  unset OMP_NUM_THREADS"
+    found = lines.index(f" X  machine.disk         {no_home} cannot be written to, and a crew's keys are kept there")
+    assert lines[found + 1] == "     type here:  export CUADRILLA_HOME=$PWD/.cuadrilla"
     assert "not-for-anybody" not in done.stdout
     assert len(lines) < 60
 
 
 @pytest.mark.usefixtures("impatient")
-def test_it_is_read_without_colour_in_spanish() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "many", "LANGUAGE": "es"}
+def test_it_is_read_without_colour_in_spanish(no_home: str) -> None:
+    environment = {**os.environ, "CUADRILLA_HOME": no_home, "LANGUAGE": "es"}
     done = cuadrilla("doctor", env=environment)
-    assert " !  machine.variables    OMP_NUM_THREADS=many: no es un número de hilos\n" in done.stdout
-    assert "     escribe aquí:  unset OMP_NUM_THREADS\n" in done.stdout
+    assert f" X  machine.disk         no se puede escribir en {no_home}, y ahí se guardan" in done.stdout
+    assert "     escribe aquí:  export CUADRILLA_HOME=$PWD/.cuadrilla\n" in done.stdout
     assert "\x1b" not in done.stdout
-    del environment["OMP_NUM_THREADS"]
-    assert "OMP_NUM_THREADS" not in cuadrilla("doctor", env=environment).stdout
+    del environment["CUADRILLA_HOME"]
+    assert "export CUADRILLA_HOME" not in cuadrilla("doctor", env=environment).stdout
 
 
 @pytest.mark.usefixtures("impatient")

@@ -108,8 +108,8 @@ SICK = [
      ["/mnt/c/Users/ana/run is a folder of Windows, ten times slower", "cd ~"]),
     (with_memory(LINUX, 1.9), "machine.memory", ["failure"]),
     (with_memory(LINUX, 16, 0.3), "machine.memory", ["warning", "ps -eo"]),
-    *((changed(LINUX, environ={name: value}), "machine.variables", [f"{name}={value}", f"unset {name}"])
-      for name, value in (("GLOO_SOCKET_IFNAME", "eth99"), ("OMP_NUM_THREADS", "0"), ("CUDA_VISIBLE_DEVICES", "-1"))),
+    *((changed(LINUX, environ={"CUDA_VISIBLE_DEVICES": value}), "devices.gpu",
+       [f"CUDA_VISIBLE_DEVICES={value} hides", "unset CUDA_VISIBLE_DEVICES"]) for value in ("", "-1")),
     (changed(WSL, facts={"wsl": 1}, environ={"WSL_DISTRO_NAME": "Debian"}), "wsl.version",
      ["wsl --set-version Debian 2"]),
     (changed(WSL, facts={"memory_bytes": int(7.7 * GIB)}, programs={"powershell.exe": str(16 * GIB)}), "wsl.memory",
@@ -163,8 +163,7 @@ HEALTHY = [
     open_at(LINUX, {"ufw": said("ERROR: You need to be root to run this script", 1)}),
     open_at(LINUX, {"firewall-cmd": "yes"}),
     open_at(WINDOWS, {"netsh": "Nombre de regla:  cuadrilla\nPuerto local:     47470\n"}),
-    *(changed(LINUX, environ={name: value}) for name, value in (
-        ("GLOO_SOCKET_IFNAME", "enp3s0"), ("NCCL_SOCKET_IFNAME", "enp"), ("OMP_NUM_THREADS", "4,2"))),
+    changed(LINUX, environ={"CUDA_VISIBLE_DEVICES": "0"}),
 ]  # fmt: skip
 
 

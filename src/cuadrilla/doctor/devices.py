@@ -22,13 +22,16 @@ def torch(here: Here) -> Iterator[Finding]:
 
 
 def gpu(here: Here) -> Iterator[Finding]:
-    """Each accelerator computes; else, why it does not."""
+    """Each accelerator computes; else, why it does not. No variable hides them."""
     for device in here.devices[:-1]:
         if device.error is None:
             yield ok(_described(device))
         else:
             about = {"device": device.label, "name": device.name, "error": device.error}
             yield _broken(here, Message("{device} {name}: {error}", **about), device.hint)
+    if here.has_nvidia_driver and (value := here.environ.get("CUDA_VISIBLE_DEVICES")) in ("", "-1"):
+        cause = Message("CUDA_VISIBLE_DEVICES={value} hides the NVIDIA cards", value=value)
+        yield warn(cause, command="unset CUDA_VISIBLE_DEVICES")
 
 
 def _broken(here: Here, cause: str, hint: str) -> Finding:

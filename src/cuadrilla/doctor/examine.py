@@ -10,7 +10,6 @@ CHECKS: Mapping[str, Callable[[Here], Iterator[Finding]]] = {
     "machine.system": machine.system,
     "machine.memory": machine.memory,
     "machine.disk": machine.disk,
-    "machine.variables": machine.variables,
     "devices.torch": devices.torch,
     "devices.gpu": devices.gpu,
     "wsl.version": wsl.version,

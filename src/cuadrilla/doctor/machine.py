@@ -1,8 +1,7 @@
-"""Checks of the machine itself: memory, disk, variables."""
+"""Checks of the machine itself: memory, disk."""
 
 import platform
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from shlex import quote
 
 from cuadrilla.doctor.finding import Finding, fail, ok, warn
@@ -72,35 +71,3 @@ def disk(here: Here) -> Iterator[Finding]:
     elif not here_folder.writable:
         cause = Message("{path} cannot be written to: no run can begin there", path=here_folder.path)
         yield warn(cause, command="cd ~")
-
-
-def variables(here: Here) -> Iterator[Finding]:
-    """No environment variable has a value that makes training fail or crawl."""
-    for name, (is_bad, reason) in BAD.items():
-        value = here.environ.get(name)
-        if value is not None and is_bad(value, here):
-            yield warn(Message("{variable}={value}: {reason}", variable=name, value=value, reason=reason),
-                       command=f"unset {name}")  # fmt: skip
-
-
-def _no_card(value: str, here: Here) -> bool:
-    """Whether the value names no network card of this machine. NCCL also takes the beginning of a name."""
-    named = [part for part in value.split(",") if part]
-    is_plain = bool(named and here.cards) and re.fullmatch(r"[\w.,-]+", value) is not None
-    return is_plain and not any(card.name.startswith(part) for card in here.cards for part in named)
-
-
-NO_CARD = (_no_card, Message("there is no such card here"))
-BAD: dict[str, tuple[Callable[[str, Here], bool], Message]] = {
-    "CUDA_VISIBLE_DEVICES": (
-        lambda value, here: value.strip() in ("", "-1") and here.has_nvidia_driver,
-        Message("it hides the NVIDIA cards"),
-    ),
-    "GLOO_SOCKET_IFNAME": NO_CARD,
-    "NCCL_SOCKET_IFNAME": NO_CARD,
-    "OMP_NUM_THREADS": (
-        lambda value, _: re.match(r"0*[1-9]\d*(,|$)", value) is None,
-        Message("it is no number of threads"),
-    ),
-}
-"""By variable: whether its value is bad, and why."""
