@@ -18,7 +18,7 @@ from tests.hostile import Crew
 from tests.inside import cuadrilla
 from tests.ports import free_port
 
-STEPS = ["name", "tcp", "tls", "member", "speed"]
+STEPS = ["tcp", "tls", "member", "speed"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,9 @@ def test_a_member_walks_the_whole_way(crew: Crew, tmp_path: Path, monkeypatch: p
 
 def test_a_stranger_walks_as_far_as_it_can_without_keys(crew: Crew) -> None:
     found = walked(address_of(crew), None)
-    assert list(found) == [*STEPS[:3], "member"]
+    assert list(found) == STEPS[:2]
     assert {each.level for each in found.values()} == {"ok"}
-    assert found["tls"].cause == "a coordinator of cuadrilla"
+    assert found["tls"].cause == "a coordinator of cuadrilla; the rest is tested once this machine has joined"
 
 
 def test_another_crews_coordinator_and_a_node_that_was_kicked(crew: Crew, tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_nobody_there() -> None:
     found = broken(walked(Address("127.0.0.1", port), None), "tcp")
     assert "nothing listens at 127.0.0.1" in found.cause
     assert (found.command, found.shell) == (f"cuadrilla doctor --port {port}", "coordinator")
-    unknown = broken(walked(Address("nadie.invalid", 47470), None), "name")
-    assert unknown.command == "cuadrilla doctor ADDRESS:47470"
+    unknown = broken(walked(Address("nadie.invalid", 47470), None), "tcp")
+    assert unknown.cause.startswith("no machine named nadie.invalid is known here (")
 
 
 def test_another_program_at_the_port(monkeypatch: pytest.MonkeyPatch) -> None:

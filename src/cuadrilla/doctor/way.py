@@ -1,10 +1,10 @@
 """The way to a coordinator (`doctor HOST:PORT`), one step after another, until the first that is broken.
 
-    name → tcp → tls → member → speed
+    tcp → tls → member → speed
 
 If this machine has joined no crew at that address, tls is the last step. Each step needs the steps before it, so the
-first broken one is the cause, and its hint the remedy. Every step has a time limit (the system's own for a name).
-Nothing is sent before TLS has shown that the other end is the coordinator of this crew.
+first broken one is the cause, and its hint the remedy. Every step has a time limit. Nothing is sent before TLS has shown
+that the other end is the coordinator of this crew.
 """
 
 import errno
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import psutil
-
 from cuadrilla.doctor.finding import Finding, Shell, fail, ok, warn
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Joined
+from cuadrilla.host.card import addresses
 from cuadrilla.link.address import Address
 from cuadrilla.link.identity import ANOTHER_PROGRAM, is_of_coordinator, key_hash, load_node, shown_certificate
 from cuadrilla.messages import Message
@@ -36,16 +35,13 @@ MOVED = Message("it may have another address by now; its screen shows it: cuadri
 
 def walk(address: Address, *, crew: Joined | None) -> Iterator[tuple[str, Finding]]:
     """(name, finding) of each step, as it is done. `crew`: the crew at `address`, if this machine has joined it."""
-    step, command = "name", f"cuadrilla doctor ADDRESS:{address.port}"
-    shell: Shell = "here"
+    step, command = "tcp", f"cuadrilla doctor --port {address.port}"
+    shell: Shell = "coordinator"
     try:
-        yield step, _name(address)
-        step, command, shell = "tcp", f"cuadrilla doctor --port {address.port}", "coordinator"
         yield step, _tcp(address)
         step, command = "tls", "cuadrilla invite"
         if crew is None:
             yield step, _tls(address)
-            yield "member", ok(Message("it answers; the rest is tested once this machine has joined"))
             return
         command, shell = f"cuadrilla join {address} --forget", "here"
         yield step, _tls_of(crew, address)
@@ -58,45 +54,41 @@ def walk(address: Address, *, crew: Joined | None) -> Iterator[tuple[str, Findin
         yield step, fail(error.message, remedy=error.hint, command=command, shell=shell)
 
 
-def _name(address: Address) -> Finding:
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        raise LinkError(
-            "no machine named {host} is known here ({reason})",
-            host=address.host,
-            reason=getattr(error, "strerror", None) or error,
-            hint="give the coordinator's IP address: cuadrilla doctor 192.168.1.50:{port}",
-            port=address.port,
-        ) from None
-    addresses = dict.fromkeys(str(each[4][0]) for each in found)
-    return ok(Message("{host} is {addresses}", host=address.host, addresses=", ".join(addresses)))
-
-
 def _tcp(address: Address) -> Finding:
     try:
         with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS) as plain:
             there, own = plain.getpeername()[0], plain.getsockname()[0]
-    except ConnectionRefusedError:
-        hint = "start the coordinator there (cuadrilla up RUN); {moved}. If not, compare the port that it prints"
-        raise LinkError("nothing listens at {address}", address=address, hint=hint, moved=MOVED) from None
     except OSError as error:
-        reason = Message("no answer within {seconds:g} s", seconds=CONNECT_SECONDS)
-        raise LinkError(
-            "cannot reach {address}: {reason}",
-            address=address,
-            reason=reason if isinstance(error, TimeoutError) else error.strerror or error,
-            hint="{moved}. If not, check that both machines are on one network, and that the Wi-Fi does not isolate "
-            "them (on a Mac: System Settings, Privacy & Security, Local Network, allow this terminal)"
-            if error.errno in UNREACHABLE
-            else "{moved}. If not, allow TCP port {port} in the firewall of the coordinator's machine",
-            moved=MOVED,
-            port=address.port,
-        ) from None
-    cards = psutil.net_if_addrs().items()
-    card = next((card for card, all_ in cards if own in (each.address for each in all_)), "")
+        raise _no_way(address, error) from None
+    card = next((name for name, own_addresses in addresses().items() if own in own_addresses), "")
     return ok(Message("{address} answers at {place}, from {own} ({card})", address=address, place=there, own=own,
                       card=card))  # fmt: skip
+
+
+def _no_way(address: Address, error: OSError) -> LinkError:
+    if isinstance(error, ConnectionRefusedError):
+        hint = "start the coordinator there (cuadrilla up RUN); {moved}. If not, compare the port that it prints"
+        return LinkError("nothing listens at {address}", address=address, hint=hint, moved=MOVED)
+    if isinstance(error, socket.gaierror):
+        return LinkError(
+            "no machine named {host} is known here ({reason})",
+            host=address.host,
+            reason=error.strerror,
+            hint="give the coordinator's IP address: cuadrilla doctor 192.168.1.50:{port}",
+            port=address.port,
+        )
+    silence = Message("no answer within {seconds:g} s", seconds=CONNECT_SECONDS)
+    return LinkError(
+        "cannot reach {address}: {reason}",
+        address=address,
+        reason=silence if isinstance(error, TimeoutError) else error.strerror or error,
+        hint="{moved}. If not, check that both machines are on one network, and that the Wi-Fi does not isolate "
+        "them (on a Mac: System Settings, Privacy & Security, Local Network, allow this terminal)"
+        if error.errno in UNREACHABLE
+        else "{moved}. If not, allow TCP port {port} in the firewall of the coordinator's machine",
+        moved=MOVED,
+        port=address.port,
+    )
 
 
 def _tls(address: Address) -> Finding:
@@ -104,7 +96,7 @@ def _tls(address: Address) -> Finding:
     if not is_of_coordinator(shown_certificate(address, timeout_seconds=CONNECT_SECONDS)):
         raise LinkError("what answers at {address} is no coordinator of cuadrilla", address=address,
                         hint=ANOTHER_PROGRAM)  # fmt: skip
-    return ok(Message("a coordinator of cuadrilla"))
+    return ok(Message("a coordinator of cuadrilla; the rest is tested once this machine has joined"))
 
 
 def _tls_of(crew: Joined, address: Address) -> Finding:
