@@ -1,7 +1,6 @@
 """How busy a machine is: recorded texts of drivers, limits of containers, figures from other machines."""
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -38,10 +37,10 @@ def test_names_of_gpus_are_bounded() -> None:
 
 
 def test_two_samples_of_this_machine(tmp_path: Path) -> None:
-    with closing(Sampler(gpus=Gpus(()), folder=tmp_path)) as sampler:
-        first = sampler.sample()
-        assert first.network_sent_bytes_per_second is None
-        second = sampler.sample()
+    sampler = Sampler(gpus=Gpus(()), folder=tmp_path)
+    first = sampler.sample()
+    assert first.network_sent_bytes_per_second is None
+    second = sampler.sample()
     assert 0 < (second.memory_used_bytes or 0) < (second.memory_bytes or 0)
     assert 0 <= (second.disk_free_bytes or 0) <= (second.disk_bytes or 0)
     assert second.gpus == ()
@@ -61,8 +60,8 @@ def test_monitor_tells_of_this_machine_once(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_unknown() -> None:
-    with closing(Sampler(gpus=Gpus(["/nonexistent/python"]), folder=Path("/nonexistent"))) as sampler:
-        sample = sampler.sample()
+    sampler = Sampler(gpus=Gpus(["/nonexistent/python"]), folder=Path("/nonexistent"))
+    sample = sampler.sample()
     assert (sample.disk_bytes, sample.gpus) == (None, ())
     assert sampler.gpus.is_silent
 
@@ -113,11 +112,11 @@ def test_a_container_is_measured_by_what_it_may_use(tmp_path: Path, files: dict[
     groups = Cgroups(root, root / "proc")
     assert read_memory(groups) == (500 * 2**20, 2**30)
     assert read_cpu(groups) == (3.0, 1.5)
-    with closing(Sampler(gpus=Gpus(()), cgroups=groups)) as sampler:
-        sampler.sample()
-        idle = sampler.sample()
-        tree(root, {"box/cpu.stat": "usage_usec 900000000000\n", "cpuacct/box/cpuacct.usage": f"{10**15}\n"})
-        busy = sampler.sample()
+    sampler = Sampler(gpus=Gpus(()), cgroups=groups)
+    sampler.sample()
+    idle = sampler.sample()
+    tree(root, {"box/cpu.stat": "usage_usec 900000000000\n", "cpuacct/box/cpuacct.usage": f"{10**15}\n"})
+    busy = sampler.sample()
     assert (idle.cpu_percent, busy.cpu_percent) == (0.0, 100.0)
     assert (busy.memory_used_bytes, busy.memory_bytes) == (500 * 2**20, 2**30)
 

@@ -57,8 +57,7 @@ def monitor(
             reader = open_run(folder_of(run).path, tail_bytes=TAIL_BYTES)
             _watch(lambda: reader.data(now=time.time()), run_screen, interval, once=once)
             return
-        with contextlib.closing(Sampler(folder=Path())) as sampler:
-            _watch(_ThisMachine(sampler).data, machine_screen, interval, once=once)
+        _watch(_ThisMachine().data, machine_screen, interval, once=once)
 
 
 def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interval: float, *, once: bool) -> None:
@@ -84,11 +83,11 @@ def _watch(read: Callable[[], Data], draw: Callable[..., RenderableType], interv
 class _ThisMachine:
     """Reads the usage of this machine, and the crew that it coordinates."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler, self._home = sampler, Home.of_user()
+    def __init__(self) -> None:
+        self._sampler, self._home = Sampler(folder=Path()), Home.of_user()
         self._name, self._processor = socket.gethostname(), read_facts().processor or ""
         self._reader: RunReader | None = None
-        sampler.sample()
+        self._sampler.sample()
         time.sleep(FIRST_SECONDS)
 
     def data(self) -> Data:

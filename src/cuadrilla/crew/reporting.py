@@ -22,7 +22,7 @@ from cuadrilla.version import __version__
 
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
 END_SECONDS = 1.0
-"""Wait for the thread's end. It may be measuring the round trip of a dead connection, and ends after that."""
+"""Wait for the thread's end. It may be waiting for a driver or a dead connection, and ends after that."""
 
 
 class NewestLines(logging.Handler):
@@ -95,7 +95,6 @@ def reporting(
         yield
     finally:
         ended.set()
-        sampler.close()  # does not wait for a driver that hangs
         thread.join(END_SECONDS)
 
 

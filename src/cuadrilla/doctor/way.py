@@ -3,7 +3,7 @@
     tcp → tls → member → speed
 
 If this machine has joined no crew at that address, tls is the last step. Each step needs the steps before it, so the
-first broken one is the cause, and its hint the remedy. Every step has a time limit. Nothing is sent before TLS has shown
+first broken one is the cause, and its hint the remedy. Every step has a time limit. Nothing is sent before TLS shows
 that the other end is the coordinator of this crew.
 """
 

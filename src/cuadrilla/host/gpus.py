@@ -8,7 +8,6 @@ a child process (`host/probe.py`). After a failure no child is started for a whi
 import os
 import platform
 import re
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -59,7 +58,7 @@ class Gpus:
     def __init__(self, argv: Sequence[str] | None = None) -> None:
         if argv is None:  # without a driver, each child would only say that there is none
             argv = IOREG if platform.system() == "Darwin" else CARDS_CHILD if has_driver() else ()
-        self._argv, self._closed, self._pause_until = argv, threading.Event(), 0.0
+        self._argv, self._pause_until = argv, 0.0
         self.is_silent = False
         """Whether there is a driver that did not answer the last question."""
 
@@ -67,19 +66,14 @@ class Gpus:
         """The cards now; () where there are none, or where they did not answer."""
         if not self._argv or time.monotonic() < self._pause_until:
             return ()
-        said = run(self._argv, seconds=TIMEOUT_SECONDS, stop=self._closed.is_set)
+        said = run(self._argv, seconds=TIMEOUT_SECONDS)
         told = [row["gpus"] for row in json_rows(said.text) if isinstance(row.get("gpus"), list)]
         rows = parse_ioreg(said.text) if self._argv is IOREG else next(iter(told), None)
-        self.is_silent = rows is None and not self._closed.is_set()
-        self._closed.clear()
+        self.is_silent = rows is None
         if self.is_silent:
             self._pause_until = time.monotonic() + RETRY_SECONDS
         names = {field.name for field in fields(GpuUsage)}
         return tuple(GpuUsage(**{name: row[name] for name in names & row.keys()}) for row in rows or ())
-
-    def close(self) -> None:
-        """End the wait in the present `sample`, or the next one. May be called from any thread."""
-        self._closed.set()
 
 
 def has_driver() -> bool:

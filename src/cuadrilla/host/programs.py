@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,8 @@ class ProgramAnswer:
         return self.code == 0
 
 
-def run(
-    argv: Sequence[str], *, seconds: float, stdin: bytes = b"", stop: Callable[[], bool] = lambda: False
-) -> ProgramAnswer:
-    """Run a program, with its messages in English if it has them. It is killed after `seconds`, or soon after `stop()`
-    is true."""
+def run(argv: Sequence[str], *, seconds: float, stdin: bytes = b"") -> ProgramAnswer:
+    """Run a program, with its messages in English if it has them. It is killed after `seconds`."""
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as said:
             said.write(stdin)
@@ -55,7 +52,7 @@ def run(
                 start_new_session=os.name == "posix",  # so that a kill reaches its children, and Ctrl-C only us
             )
             try:
-                _wait(process, output.fileno(), deadline=time.monotonic() + seconds, stop=stop)
+                _wait(process, output.fileno(), deadline=time.monotonic() + seconds)
             finally:
                 code = process.poll()
                 _kill(process)
@@ -66,15 +63,11 @@ def run(
         return ProgramAnswer(code=NOT_FOUND)
 
 
-def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float, stop: Callable[[], bool]) -> None:
-    while (
-        process.poll() is None
-        and time.monotonic() < deadline
-        and not stop()
-        and os.fstat(output).st_size <= MAX_OUTPUT_BYTES
-    ):
+def _wait(process: "subprocess.Popen[bytes]", output: int, *, deadline: float) -> None:
+    while time.monotonic() < deadline and os.fstat(output).st_size <= MAX_OUTPUT_BYTES:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=POLL_SECONDS)
+            return
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -63,12 +63,8 @@ class Sampler:
         self._last: dict[str, tuple[float, float]] = {}
         """By name of the counter: its last value, and the total at that time (seconds, or seconds of all cores)."""
 
-    def close(self) -> None:
-        """End the wait of a thread that asks a driver."""
-        self.gpus.close()
-
     def sample(self) -> Usage:
-        """The machine now. Never raises. May take some seconds if a driver hangs, unless `close` is called."""
+        """The machine now. Never raises. May take some seconds if a driver hangs."""
         found: dict[str, Any] = {}
         for read in (self._cpu, self._memory, self._disk, self._network, self._battery, _heat):
             with suppress(*PSUTIL_ERRORS):
