@@ -93,8 +93,10 @@ def with_card(here: Here, **fields: Any) -> Here:
 SICK = [
     (changed(LINUX, devices=(OLD_CARD, CPU)), "devices.gpu",
      [f"failure cuda:0 GTX 1080 Ti: {NO_KERNELS}", f"{sys.executable} -m {PIP}"]),
-    (with_card(LINUX, error="Driver/library version mismatch", hint=HINT_RESTART), "devices.gpu", ["sudo reboot here"]),
-    (with_card(WSL, error="GPU access blocked", hint=HINT_RESTART), "devices.gpu", ["wsl --shutdown powershell"]),
+    (with_card(LINUX, error="Driver/library version mismatch", hint=HINT_RESTART), "devices.gpu",
+     ["failure", "restart the machine"]),
+    (with_card(WSL, error="GPU access blocked", hint=HINT_RESTART), "devices.gpu",
+     ["run `wsl --shutdown` in Windows first"]),
     (changed(LINUX, devices=(CARD, UNLOADED)), "devices.torch", ["failure", "-m pip install --force-reinstall torch"]),
     (changed(WSL, devices=(CPU,), programs={"nvidia-smi.exe": "GPU 0: NVIDIA GeForce RTX 4070 Ti (UUID: GPU-1)"}),
      "wsl.driver", ["Windows has NVIDIA GeForce RTX 4070 Ti, and", "wsl --shutdown powershell"]),

@@ -6,7 +6,7 @@ from shlex import quote
 
 from cuadrilla.doctor.finding import Finding, fail, ok, warn
 from cuadrilla.doctor.here import Here
-from cuadrilla.host.devices import HINT_DRIVER, HINT_INSTALL, HINT_RESTART, HINT_SLOW, Device
+from cuadrilla.host.devices import HINT_SLOW, Device
 from cuadrilla.messages import Message
 
 GIB = 2**30
@@ -16,7 +16,7 @@ def torch(here: Here) -> Iterator[Finding]:
     """Torch loads, and computes on the processor."""
     cpu = here.devices[-1]
     if cpu.error:
-        yield _broken(here, cpu.error, cpu.hint)
+        yield _broken(cpu.error, cpu.hint)
     else:
         yield ok(Message("PyTorch {version} computes on the processor", version=cpu.torch_version))
 
@@ -28,24 +28,17 @@ def gpu(here: Here) -> Iterator[Finding]:
             yield ok(_described(device))
         else:
             about = {"device": device.label, "name": device.name, "error": device.error}
-            yield _broken(here, Message("{device} {name}: {error}", **about), device.hint)
+            yield _broken(Message("{device} {name}: {error}", **about), device.hint)
     if here.has_nvidia_driver and (value := here.environ.get("CUDA_VISIBLE_DEVICES")) in ("", "-1"):
         cause = Message("CUDA_VISIBLE_DEVICES={value} hides the NVIDIA cards", value=value)
         yield warn(cause, command="unset CUDA_VISIBLE_DEVICES")
 
 
-def _broken(here: Here, cause: str, hint: str) -> Finding:
-    """A finding for a broken device. A hint that names a command becomes that command."""
-    if hint == HINT_SLOW:
-        return warn(cause, command="cuadrilla doctor")
-    if hint == HINT_INSTALL or hint.startswith("pip "):
-        arguments = "install --force-reinstall torch" if hint == HINT_INSTALL else hint.removeprefix("pip ")
-        return fail(cause, command=f"{quote(sys.executable)} -m pip {arguments}")
-    if hint == HINT_RESTART and here.facts.wsl:
-        return fail(cause, command="wsl --shutdown", shell="powershell")
-    if hint == HINT_DRIVER and "Ubuntu" in (here.facts.system_version or ""):
-        return fail(cause, remedy=hint, command=here.as_root("ubuntu-drivers install"))
-    return fail(cause, remedy=hint, command=here.as_root("reboot") if hint == HINT_RESTART else "")
+def _broken(cause: str, hint: str) -> Finding:
+    """A finding for a broken device. A hint that is a command of pip becomes one for this Python."""
+    if hint.startswith("pip "):
+        return fail(cause, command=f"{quote(sys.executable)} -m {hint}")
+    return (warn if hint == HINT_SLOW else fail)(cause, remedy=hint)
 
 
 def _described(device: Device) -> Message:

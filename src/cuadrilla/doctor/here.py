@@ -1,7 +1,6 @@
 """The facts that the checks read of this machine. Programs are asked with a time limit; nothing here raises."""
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from cuadrilla.host.devices import Device, probe_devices
 from cuadrilla.host.facts import Facts, read_facts
 from cuadrilla.host.gpus import has_driver
 from cuadrilla.host.programs import ProgramAnswer
-from cuadrilla.link.address import Address, local_address
+from cuadrilla.link.address import Address, check_free, local_address
 
 DEVICES_SECONDS = 60.0
 PROGRAM_SECONDS = 15.0
@@ -109,12 +108,9 @@ def _read_folder(path: Path) -> Folder:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Whether another program listens on the port. Nothing is opened: a socket that is bound does not listen."""
-    with socket.socket() as probe:
-        if os.name == "posix":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port with old connections only is free
-        try:
-            probe.bind((address or "127.0.0.1", port))
-        except OSError:
-            return True
+    """Whether another program listens on the port."""
+    try:
+        check_free(str(Address(address or "127.0.0.1", port)))
+    except LinkError:
+        return True
     return False

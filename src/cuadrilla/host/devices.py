@@ -33,8 +33,8 @@ HINT_SLOW = Message("the first import of torch can be slow: try again with `cuad
 HINT_RESTART = Message(
     "restart the machine or reinstall its driver (under WSL2: run `wsl --shutdown` in Windows first)"
 )
-HINT_INSTALL = Message("install it again: pip install --force-reinstall torch")
-HINT_DRIVER = Message("install NVIDIA's driver, or build it for the kernel that runs; then restart")
+HINT_INSTALL = "pip install --force-reinstall torch"
+HINT_DRIVER = Message("install NVIDIA's driver (Ubuntu: sudo ubuntu-drivers install) for this kernel; then restart")
 
 
 @dataclass(frozen=True, kw_only=True)
