@@ -1,6 +1,5 @@
 """`cuadrilla doctor`: what this machine is, what will go wrong, and the exact command that repairs it."""
 
-import importlib.metadata
 import itertools
 import os
 import platform
@@ -19,6 +18,7 @@ from cuadrilla.doctor.way import walk
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.home import Home
 from cuadrilla.host.devices import Device
+from cuadrilla.host.facts import read_environment
 from cuadrilla.link.address import Address
 from cuadrilla.messages import ENGLISH, VARIABLES
 from cuadrilla.version import __version__
@@ -79,9 +79,9 @@ def findings_data(found: Sequence[Found], devices: Sequence[Device]) -> dict[str
 
 def _versions() -> list[str]:
     """The versions that explain most problems. Environment variables and files of a run are not read."""
-    installed = {each.name: each.version for each in importlib.metadata.distributions()}
-    packages = ", ".join(f"{name} {installed[name]}" for name in REPORTED if name in installed)
-    return [f"cuadrilla {__version__}, Python {platform.python_version()}, {platform.platform()}", packages]
+    found = read_environment()
+    packages = ", ".join(f"{name} {found['packages'][name]}" for name in REPORTED if name in found["packages"])
+    return [f"cuadrilla {__version__}, Python {found['python']}, {platform.platform()}", packages]
 
 
 def _show(looking: Iterable[Found], *, head: Sequence[str]) -> list[Found]:

@@ -6,7 +6,7 @@ Docker is needed for compose.yaml only, so nothing here is more than a warning.
 from collections.abc import Iterator
 
 from cuadrilla.doctor.finding import Finding, ok, warn
-from cuadrilla.doctor.here import PROGRAM_SECONDS, Here
+from cuadrilla.doctor.here import Here
 from cuadrilla.host.programs import NOT_FOUND, json_rows
 from cuadrilla.messages import Message
 
@@ -27,9 +27,6 @@ def service(here: Here) -> Iterator[Finding]:
                 remedy=Message("then restart Docker; the toolkit: docs.nvidia.com/datacenter/cloud-native"),
                 command=here.as_root("nvidia-ctk runtime configure --runtime=docker"),
             )
-    elif answer.code is None:
-        cause = Message("Docker does not answer within {seconds:g} s", seconds=PROGRAM_SECONDS)
-        yield warn(cause, command=_start(here, "restart"))
     elif "permission denied" in answer.text.lower():
         yield warn(
             Message("this user may not use Docker"),
@@ -37,11 +34,8 @@ def service(here: Here) -> Iterator[Finding]:
             command=here.as_root("usermod -aG docker $USER"),
         )
     else:
-        yield warn(Message("Docker is installed, and its service does not run"), command=_start(here, "start"))
-
-
-def _start(here: Here, verb: str) -> str:
-    return "open -a Docker" if here.facts.system == "Darwin" else here.as_root(f"systemctl {verb} docker")
+        start = "open -a Docker" if here.facts.system == "Darwin" else here.as_root("systemctl restart docker")
+        yield warn(Message("Docker is installed, and its service does not answer"), command=start)
 
 
 def mac(here: Here) -> Iterator[Finding]:
