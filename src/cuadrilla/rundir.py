@@ -34,11 +34,10 @@ MAX_KEPT = 4 * 2**20  # characters that wait in memory for a full disk
 
 
 class RunDir:
-    """The paths of a run, named by its folder or a file in it; creates nothing. `version`: use this checkpoint."""
+    """The paths of a run, named by its folder or its run file; creates nothing. `version`: use this checkpoint."""
 
     def __init__(self, path: Path, version: int | None = None) -> None:
-        name = path.name if path.suffix == ".toml" and path.is_file() else "run.toml"
-        path = path.parent if path.is_file() else path
+        path, name = (path.parent, path.name) if path.suffix == ".toml" and path.is_file() else (path, "run.toml")
         self.path, self.version, self.run_file = path, version, path / name
         self.config = path / "config.json"
         self.env = path / "env.json"
@@ -108,6 +107,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:
             raise ConfigError("{path}: the name is too long", path=path, hint="choose a shorter one") from error
         hint = "free some space, or choose a folder where you may write; then run the same command again"
+        if getattr(error, "errno", None) in (errno.EEXIST, errno.ENOTDIR):
+            hint = "choose another name"
         reason = getattr(error, "strerror", None) or error
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 

@@ -71,6 +71,8 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
     `processes`: train with worker processes, so the engine `local` becomes `crew`.
     """
     path = path / "run.toml" if path.is_dir() else path
+    if path.is_file() and path.suffix != ".toml":
+        raise ConfigError("{path} is no run file", path=path, hint="of a text: cuadrilla train {path}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -154,8 +156,12 @@ def parse_toml(text: str, *, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        hint = "see https://toml.io for the syntax"
-        raise ConfigError("{name}: {reason}", name=name, reason=error, hint=hint) from error
+        hint = 'texts stand in quotes, decimals have a point: name = "casa", lr = 0.02; see https://toml.io'
+        if not (found := re.search(r"line (\d+), column \d+", str(error))):
+            raise ConfigError("{name}: {reason}", name=name, reason=error, hint=hint) from error
+        line = text.splitlines()[int(found[1]) - 1].strip()
+        template = "{name}, line {number}: this is not TOML: {line}"
+        raise ConfigError(template, name=name, number=found[1], line=line[:80], hint=hint) from error
 
 
 def parse_set(item: str) -> tuple[list[str], Any]:
@@ -235,7 +241,8 @@ def _explain(error: pydantic.ValidationError, name: str) -> ConfigError:
     key = ".".join([*section, last]) or Message("the run file")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section)
-        near = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
+        elsewhere = [f"{section}.{last}" for section in Config.model_fields if last in _known_keys([section])]
+        near = elsewhere[:1] or difflib.get_close_matches(last, known, n=1, cutoff=0.5)
         hint = "did you mean {meant}?" if near else "known here: {known}"
         return ConfigError(
             "{name}: unknown key {key}",
@@ -267,6 +274,8 @@ def in_our_words(problem: ErrorDetails) -> str:
             return Message("should be {sign} {limit}", sign=SIGNS[problem["type"]], limit=limit)
         case {"expected_tags": str(expected)}:
             return Message("kind should be one of {choices}", choices=expected)
+        case {"pattern": str(pattern)} if "auto|" in pattern:
+            return Message("should be auto, or a device such as cpu, mps, cuda, cuda:1")
         case {"expected": str(expected)}:
             return Message("should be one of {choices}", choices=expected.replace(" or ", ", "))
     return WANTED.get(problem["type"]) or problem["msg"].replace("Input should", "should")

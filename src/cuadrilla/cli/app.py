@@ -208,7 +208,10 @@ def _usage(error: Any) -> ConfigError:
     hint = "{of} --help"
     parameter = getattr(error, "param", None)
     if option := getattr(error, "option_name", ""):
-        return ConfigError("{name}: no such option, or a value is missing", name=option, hint=hint, of=of)
+        missing = "requires an argument" in error.message
+        return ConfigError(
+            "{name}: a value is missing" if missing else "{name}: no such option", name=option, hint=hint, of=of
+        )
     if found := re.search(r"unexpected extra argument\(s\) \((.*)\)", error.message):
         return ConfigError("too many arguments: {words}", words=found[1], hint=hint, of=of)
     if parameter is None:

@@ -192,6 +192,8 @@ def join(
     if forget:
         leave(address)
         return
+    if address.startswith("cuadrilla1."):
+        raise ConfigError("an invite is no argument: other users could read it", hint="cuadrilla join; it asks for it")
     home, place = Home.of_user(), find_place()
     leads = place is None or place.leads
     invited = read_invite(home, address, invite_file) if leads else None

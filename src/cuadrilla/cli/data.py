@@ -118,14 +118,24 @@ def prepare_command(
     _report(prepared, out=out)
 
 
-def _report(prepared: Prepared, *, out: Path) -> None:
-    manifest = prepared.manifest
+def report_left_out(prepared: Prepared) -> None:
+    """Say which files were skipped, and how many documents were left out."""
     if prepared.skipped:
         names = ", ".join(prepared.skipped[:MAX_NAMES])
         template = "skipped, no text that can be read: {names} ({number:,} in all)"
         say(template, names=names, number=len(prepared.skipped))
     if prepared.note:
         say("{note}", note=prepared.note)
+    if left_out := sum(n for name, n in prepared.manifest.counts.items() if name.startswith(LEFT_OUT)):
+        say(
+            "left out: {number:,} documents, or parts of them: copies of others, empty ones, hardly text",
+            number=left_out,
+        )
+
+
+def _report(prepared: Prepared, *, out: Path) -> None:
+    manifest = prepared.manifest
+    report_left_out(prepared)
     head = {"folder": str(out), "already_prepared": prepared.already, "skipped": list(prepared.skipped)}
     answered({**head, "manifest_hash": manifest.hash(), **asdict(manifest)})
     say(
@@ -135,8 +145,6 @@ def _report(prepared: Prepared, *, out: Path) -> None:
         held_out=manifest.num_held_out,
         size=manifest.vocab_size,
     )
-    if left_out := sum(n for name, n in manifest.counts.items() if name.startswith(LEFT_OUT)):
-        say("{number:,} documents left out: copies of others, empty ones, or hardly text", number=left_out)
     if prepared.already:
         say("it was prepared already: nothing done")
     advise(f"new mi-gpt2 --data {typed(out)}")

@@ -36,7 +36,7 @@ def queue(
     Ctrl-C saves and stops; the same command goes on.
     """
     from cuadrilla.jobs.executor import hand_out
-    from cuadrilla.jobs.queue import RunQueue
+    from cuadrilla.jobs.queue import FAILED, RunQueue
 
     work, folder, stopped = RunQueue(file, tell=_tell), RunDir(file.resolve().with_suffix(".crew")), threading.Event()
     make_private(folder.path)
@@ -51,10 +51,12 @@ def queue(
         say("queue      {file}; runs: {number}; Ctrl-C saves and stops", file=typed(file), number=len(work.table()))
         hand_out(work, executors, stop=stopped)
         write_json(folder.status, {"state": "stopped" if stopped.is_set() else "complete"}, private=True)
-    emit_table(work.table())
+    emit_table(table := work.table())
     if stopped.is_set():
         say("the queue was stopped; the same command goes on")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
+    if any(row["state"] == FAILED for row in table):
+        raise typer.Exit(1)
 
 
 def _tell(run: "QueuedRun") -> None:

@@ -2,21 +2,23 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from cuadrilla.cli.data import fetched
+from cuadrilla.cli.data import fetched, report_left_out
 from cuadrilla.cli.output import say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.data.catalogue import CATALOGUE
 from cuadrilla.data.prepare import OtherTextError, Prepared, PrepareOptions, prepare
-from cuadrilla.errors import ConfigError, DataError
+from cuadrilla.errors import ConfigError, CuadrillaError, DataError
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.decide import block_weights, decide
 from cuadrilla.plan.predict import MachineSpec, predict_alone
 from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
-from cuadrilla.runfile import SIZES, gpt2_settings, make_run, read_run_config, resolve, run_file_text
+from cuadrilla.runfile import LENGTHS, SIZES, gpt2_settings, make_run, read_run_config, resolve, run_file_text
 
 DATA, BUILT_IN, MUCH_LESS = "data", "cuentos:", 0.8
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -30,11 +32,11 @@ def is_text(name: str) -> bool:
     return path.is_file() or (path.is_dir() and any(path.iterdir())) or name.startswith(BUILT_IN) or name in CATALOGUE
 
 
-def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> RunDir:
+def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str, settings: Mapping[str, float]) -> RunDir:
     """Prepare the texts, measure this machine, and write the run file. If there is a run file, it stays as it is.
 
-    `within`: a time such as 20m or 1h30m. `size`: micro, mini, small, or "" to choose. Raises ConfigError, DataError,
-    LinkError, ResourceError, DeviceError.
+    `within`: a time such as 20m or 1h30m. `size`: micro, mini, small, or "" to choose. `settings`: written, too; a
+    length takes the place of the time. Raises ConfigError, DataError, LinkError, ResourceError, DeviceError.
     """
     deadline = time.monotonic() + seconds_of(within)
     if bad := [text for text in texts if not is_text(text)]:
@@ -42,7 +44,13 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
     folder = Path(name or re.sub(r"\W+", "-", Path(texts[0]).stem.partition(":")[0]).strip("-") + "-gpt2")
     make_private(folder)
     run = RunDir(folder)
-    prepared = _prepared([_here(text, run) for text in texts], run)
+    try:
+        prepared = _prepared([_here(text, run) for text in texts], run)
+    except CuadrillaError:
+        with suppress(OSError):  # not empty
+            run.path.rmdir()
+        raise
+    report_left_out(prepared)
     tokens = prepared.manifest.splits["train"].num_tokens
     say("text       {train:,} tokens to train on, {val:,} held out", train=tokens, val=prepared.manifest.num_held_out)
     if run.run_file.exists():
@@ -52,6 +60,18 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         return run
     say("measuring  this machine: about ten seconds")
     chosen = _chosen(run, text=tokens, sizes=[size] if size else list(SIZES), deadline=deadline)
+    written: dict[str, Any] = gpt2_settings(chosen.size, data=DATA, tokens=chosen.tokens)
+    if any(f"train.{length}" in settings for length in LENGTHS):
+        del written["train.tokens"]
+        say("plan       gpt2-{size} at {rate:,.0f} tokens/s", size=chosen.size, rate=chosen.tokens_per_second)
+    else:
+        _say_plan(chosen, seconds_left=deadline - time.monotonic())
+    make_run(run.path, run_file_text({**written, **settings}))
+    say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
+    return run
+
+
+def _say_plan(chosen: SizeChoice, *, seconds_left: float) -> None:
     say(
         "plan       gpt2-{size} reads the text {readings:.1f} times at {rate:,.0f} tokens/s: about {time}",
         size=chosen.size,
@@ -59,11 +79,8 @@ def run_of_texts(texts: Sequence[str], *, name: str, within: str, size: str) -> 
         rate=chosen.tokens_per_second,
         time=duration(chosen.seconds),
     )
-    if chosen.seconds < MUCH_LESS * (deadline - time.monotonic()):
+    if chosen.seconds < MUCH_LESS * seconds_left:
         say("           with so little text, more time would not improve the model")
-    make_run(run.path, run_file_text(gpt2_settings(chosen.size, data=DATA, tokens=chosen.tokens)))
-    say("wrote      {file}; Ctrl-C saves and stops, the same command continues", file=typed(run.run_file))
-    return run
 
 
 def seconds_of(text: str) -> float:

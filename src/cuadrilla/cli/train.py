@@ -24,7 +24,16 @@ from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
-from cuadrilla.runfile import SIZES, Resolved, gpt2_settings, make_run, read_run_config, read_run_file, run_file_text
+from cuadrilla.runfile import (
+    SIZES,
+    Resolved,
+    as_sets,
+    gpt2_settings,
+    make_run,
+    read_run_config,
+    read_run_file,
+    run_file_text,
+)
 
 if TYPE_CHECKING:
     from cuadrilla.crew.up import Opening
@@ -102,22 +111,23 @@ def train(
 ) -> None:
     """Train a run, or make a model of texts. Ctrl-C saves and stops; the same command goes on from there."""
     began, words = time.monotonic(), what or ["run.toml"]
+    length = {"train.epochs": epochs, "train.tokens": count_of(tokens) if tokens else 0, "train.steps": steps}
+    flags = {**length, "train.batch_sequences": batch, "optim.lr": lr}
+    settings = {key: value for key, value in flags.items() if value}
     of_texts = is_text(words[0]) or len(words) > 1 or bool(name or preset)
     if of_texts:
-        run = run_of_texts(words, name=name, within=within, size=(preset or "").removeprefix("gpt2-")).path
+        size = (preset or "").removeprefix("gpt2-")
+        run = run_of_texts(words, name=name, within=within, size=size, settings=settings).path
     else:
         run = Path(words[0])
-        if what and not run.exists() and run.suffix != ".toml":
+        if what and run.suffix != ".toml" and not (any(run.iterdir()) if run.is_dir() else run.exists()):
             raise ConfigError(
                 "there is no text and no run {name}", name=run, hint="name a file or folder of text, or a run"
             )
     if show:
         show_config(run if what or run.exists() else None, sets or [])
         return
-    more = practice_sets(practice) if practice else []
-    length = {"train.epochs": epochs, "train.tokens": count_of(tokens) if tokens else 0, "train.steps": steps}
-    flags = {**length, "train.batch_sequences": batch, "optim.lr": lr}
-    more += [f"{key}={value}" for key, value in flags.items() if value]
+    more = [*(practice_sets(practice) if practice else []), *as_sets(settings)]
     resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
     folder = folder_of(run)
     if isinstance(resolved.config.engine, CrewEngine):
@@ -126,7 +136,7 @@ def train(
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if (place := find_place()) is None or place.leads:
         if outcome.complete and outcome.version == before:
-            say("complete   nothing was left to train; more: --epochs N --allow-changes, another model: --name NAME")
+            say("complete   nothing was left to train; more: --epochs N --allow-changes")
         if has_page := of_texts or (folder.path / PAGE).exists():
             from cuadrilla.monitor.web.page import save_page
 

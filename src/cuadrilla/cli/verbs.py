@@ -51,6 +51,7 @@ INSTEAD = {
     "ps": "monitor", "ls": "monitor", "list": "monitor", "status": "monitor", "top": "monitor", "nodes": "monitor",
     "run": "train RUN", "resume": "train RUN", "start": "train RUN", "init": "new NAME", "create": "new NAME",
     "chat": "generate RUN", "predict": "serve RUN", "evaluate": "eval RUN", "prepare": "data prepare TEXTS",
-    "get": "data get", "leave": "join --forget", "down": "stop",
+    "get": "data get", "version": "--version", "kill": "stop", "info": "monitor", "logs": "monitor",
+    "leave": "join --forget", "down": "stop",
 }  # fmt: skip
 """What to type instead of words that other programs use."""

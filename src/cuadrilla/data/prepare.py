@@ -209,12 +209,12 @@ def _written(
     """Write tokenizer and tokens into `work`. Raises DataError if there is too little text."""
     if corpus.num_characters < MIN_CORPUS_CHARACTERS or len(corpus) < 2:
         raise DataError(
-            "too little text: {characters:,} characters in {documents} documents after cleaning; the minimum is "
-            "{least:,} characters in 2 documents",
+            "too little text after cleaning: {characters:,} characters, documents or parts of them: {documents}; the "
+            "minimum is {least:,} characters and 2 of them",
             characters=corpus.num_characters,
             documents=len(corpus),
             least=MIN_CORPUS_CHARACTERS,
-            hint="add more text, or the built-in source cuentos:40000; --keep-all keeps what was dropped",
+            hint="add more text, or the source cuentos:40000; `data prepare --keep-all` keeps what was dropped",
         )
     if tokenizer is None:
         progress(TRAINING, 0, 0)
