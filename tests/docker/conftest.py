@@ -14,6 +14,7 @@ from tests.images import MADE_FROM, ROOT, Missing, build, docker
 NAMES = f"cua-{os.getpid()}"
 GRACE_SECONDS = "1"  # the test is over, and nothing is left to save
 SOMEBODY = 4321
+ONE_CORE = "services: {trainer: {cpus: 1.0}, coordinator: {cpus: 1.0}, worker: {cpus: 1.0}}\n"
 CLONE = (*MADE_FROM, "compose.yaml", "compose.gpu.yaml", "examples", "recipes")
 
 
@@ -61,6 +62,13 @@ def clone(folder: Path) -> Path:
     return folder
 
 
+def one_core(folder: Path) -> dict[str, str]:
+    """Variables with which each container of a clone that trains has one core, and so one thread. Several containers
+    share the cores of a small machine, and threads that wait for each other would take many times as long."""
+    (folder / "one-core.yaml").write_text(ONE_CORE)
+    return {"COMPOSE_FILE": "compose.yaml:one-core.yaml"}
+
+
 def owner_of(folder: Path) -> int:
     """The user that owns a folder. Root first gives it to another user, so that containers do not write as root."""
     if os.geteuid() != 0:
@@ -79,7 +87,7 @@ class Project:
         self._command = [*command, "-p", self.name]
         pid = os.getpid()
         address = f"127.{pid >> 16 & 255}.{pid >> 8 & 255}.{pid & 255}"
-        self._variables = {**os.environ, "CUADRILLA_IMAGE": image, "LAN_ADDRESS": address}
+        self._variables = {**os.environ, **one_core(folder), "CUADRILLA_IMAGE": image, "LAN_ADDRESS": address}
 
     def compose(self, *arguments: str, **variables: str) -> str:
         """Run a command of compose, which must succeed, and return its output."""

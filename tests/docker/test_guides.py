@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cuadrilla.rundir import RunDir, last_rows
-from tests.commands import wait_for
-from tests.docker.conftest import NAMES, clone, owner_of
+from tests.commands import reached, wait_for
+from tests.docker.conftest import NAMES, clone, one_core, owner_of
 from tests.images import base_image, docker, has_image
 from tools.guide_page import guides
 
@@ -49,13 +49,15 @@ def line(*parts: str) -> str:
 class Machine:
     """A shell in a clone of the repository. The clone belongs to a user and has no `.env`."""
 
-    def __init__(self, folder: Path, *, stack: ExitStack) -> None:
-        self._stack, self._image = stack, f"{NAMES}-guide"
+    def __init__(self, folder: Path) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+        self._image = f"{NAMES}-guide"
         self.folder = clone(folder / "clone")
+        limited = one_core(self.folder)
         self.user = owner_of(self.folder)
         self.workspace = self.folder / "recipes" / "gpt2_spanish"
         settings = {"COMPOSE_PROJECT_NAME": f"{NAMES}-guide", "CUADRILLA_IMAGE": self._image}
-        self._environ = {**os.environ, **settings, "BASE_IMAGE": base_image()}
+        self._environ = {**os.environ, **limited, **settings, "BASE_IMAGE": base_image()}
         if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
             self._environ["DOCKER_CONFIG"] = str(_plugin(folder))
 
@@ -65,7 +67,7 @@ class Machine:
             ["bash", "-c", command], cwd=self.folder, env=self._environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
-        self._stack.callback(_end, process)
+        self._started.append(process)
         return process
 
     def typed(self, command: str) -> tuple[int, str]:
@@ -80,9 +82,16 @@ class Machine:
         shown = {each: docker("inspect", "--format", "{{.Config.Env}} {{.Args}}", each) for each in every}
         return [each for each, text in shown.items() if all(re.search(rf"\b{word}\b", text) for word in words)]
 
-    def close(self) -> None:
+    def clear(self) -> None:
+        """End what was started, and remove what was written."""
         for each in self.containers():
             docker("kill", each)
+        while self._started:
+            _end(self._started.pop())
+        for name in ("Data", "checkpoints"):
+            shutil.rmtree(self.workspace / name, ignore_errors=True)
+
+    def close(self) -> None:
         self.typed("docker compose down --volumes --remove-orphans")
         subprocess.run(["docker", "rmi", "--no-prune", f"{self._image}:cpu"], capture_output=True, check=False)
 
@@ -102,17 +111,22 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.communicate()
 
 
-@pytest.fixture
-def machine(image: str, tmp_path: Path) -> Iterator[Machine]:
+@pytest.fixture(scope="module")
+def built(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine with the guide's image. Most steps of its build were already made for `image`."""
     if shutil.which("docker-compose") is None:
         pytest.skip("needs docker-compose")
-    with ExitStack() as stack:
-        made = Machine(tmp_path, stack=stack)
-        stack.callback(made.close)
-        code, said = made.typed(line("docker compose build"))
-        assert code == 0, said
-        yield made
+    made = Machine(tmp_path_factory.mktemp("guide"))
+    code, said = made.typed(line("docker compose build"))
+    assert code == 0, said
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def machine(built: Machine) -> Iterator[Machine]:
+    yield built
+    built.clear()
 
 
 @pytest.fixture
@@ -126,15 +140,19 @@ def at_lan_address() -> Iterator[None]:
 
 
 def test_the_commands_of_one_machine(machine: Machine) -> None:
-    """./Data is empty, so the built-in stories are used."""
+    """./Data is empty, so the built-in stories are used. The training is stopped as `docker compose stop` does it."""
     code, said = machine.typed(line("run --rm trainer nvidia-smi"))
     assert (code, "this container has no NVIDIA card" in said) == (1, True), said
-    code, said = machine.typed(line("python train_gpt2_spanish.py --epochs 1"))
-    assert code == 0, said
+    run = RunDir(machine.workspace / "checkpoints")
+    training = machine.start(line("python train_gpt2_spanish.py --epochs 1"))
+    wait_for(reached(run, 3), training, seconds=300)
+    docker("stop", "-t", "100", *machine.containers("train_gpt2_spanish.py"))
+    said = "".join(training.communicate(timeout=100))
+    assert training.returncode == 0, said
     assert "Data is empty: the built-in stories, cuentos:500" in said
     assert "preset     micro" in said
-    assert "the run is complete at step" in said
-    run = RunDir(machine.workspace / "checkpoints")
+    steps = last_rows(run.metrics)[-1]["version"]
+    assert (run.checkpoints / f"v{steps:08d}").is_dir()
     written = [*run.path.rglob("*"), *(machine.workspace / "Data").rglob("*")]
     assert {path.stat().st_uid for path in written} == {machine.user}
     assert list(run.tensorboard.iterdir())
@@ -145,7 +163,7 @@ def test_the_commands_of_one_machine(machine: Machine) -> None:
 
 def test_five_machines(machine: Machine, at_lan_address: None) -> None:
     """One of them is lost, and comes back with the same command."""
-    code, said = machine.typed("docker compose run --rm trainer cuadrilla data prepare cuentos:600 --out Data")
+    code, said = machine.typed("docker compose run --rm trainer cuadrilla data prepare cuentos:400 --out Data")
     assert code == 0, said
     probe = line("python test_ddp.py --backend auto", "RANK=0")
     ranks = [machine.start(probe.replace(" RANK=0", f" RANK={rank}")) for rank in range(MACHINES)]
@@ -158,7 +176,7 @@ def test_five_machines(machine: Machine, at_lan_address: None) -> None:
     launch = line("./ddp_launch.sh", "NODE_RANK=0")
     nodes = [machine.start(launch.replace("NODE_RANK=0", f"NODE_RANK={number}")) for number in range(MACHINES)]
     run = RunDir(machine.workspace / "checkpoints")
-    wait_for(lambda: run.metrics.exists() and len(last_rows(run.metrics)) > 0, nodes[0], seconds=600)
+    wait_for(reached(run, 1), nodes[0], seconds=600)
     (victim,) = machine.containers("NODE_RANK=3", "ddp_launch.sh")
     docker("kill", victim)
     nodes[3].wait(100)
