@@ -131,9 +131,9 @@ def test_the_name_of_a_kicked_standby_is_nobodys(tmp_path: Path, at_once: bool, 
 
     eva = enroll(crew.stranger)
     if followed:
-        assert "coordinator.json" in follow(eva).known
+        assert "coordinator.json" in follow(eva).crew_files
         eva = enroll(eva)
-        assert "coordinator.json" in follow(eva).known
+        assert "coordinator.json" in follow(eva).crew_files
     crew.nodes.remove("eva")
     if not at_once:
         crew.server.end_kicked()

@@ -55,7 +55,7 @@ def test_one_signal_saves_and_stops_and_the_same_command_resumes(run: RunDir) ->
     said = ended(process, code=130)
     assert "the same command continues" in said
     assert "Traceback" not in said
-    assert newest(run.path).version == last_rows(run.metrics)[-1]["version"]
+    assert newest(run.path).state["version"] == last_rows(run.metrics)[-1]["version"]
     assert not run.lock.exists()
     goes_on(run)
 

@@ -94,7 +94,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def fetch_settings(run: RunDir, *sets: str) -> Config:
-    told = RunDescription(config=theirs(*sets))
+    told = RunDescription(config=theirs(*sets), files=())
     return settings_here(fetch_run(None, told, run, home=Home(run.path), report=print))  # type: ignore[arg-type]
 
 

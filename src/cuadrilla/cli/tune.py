@@ -58,7 +58,8 @@ def tune(
     run_file, folder = RunDir(run).run_file, folder_of(run).path / TUNE
     with ExitStack() as stack:
         search = stack.enter_context(open_search(run_file, sets=sets or []))
-        stopped, executors = threading.Event(), list[Executor]()
+        stopped = threading.Event()
+        executors: list[Executor] = []
         if here or not crew:
             config = read_run_file(run_file, sets=sets or []).config
             local = local_executor(logs=folder / "logs", config=config, together=together)

@@ -175,6 +175,8 @@ class CoordinatorRuntime:
             self._inbox.get()()
 
     def _take(self, worker: str, message: ToCoordinator, arrived: float) -> None:
+        if isinstance(message, Progress) and worker not in self.coordinator.crew.members:
+            return  # its session has ended since; an answer would reach the worker's next one
         with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: before that, another step may be made
             self._perform(self._decide(worker, message, arrived if isinstance(message, Progress) else self.clock()))
