@@ -77,6 +77,13 @@ def test_a_kick_is_said_once_and_ends_the_workers_of_all_devices(crew: Crew, cap
     other.close()
 
 
+def test_a_kick_that_a_refused_call_notices_first(crew: Crew) -> None:
+    crew.nodes.remove("ana")
+    with pytest.raises(LinkError):
+        crew.session.download(0)
+    assert crew.heard.goodbyes.get(timeout=CEILING_SECONDS) == ("ana", "it was kicked")
+
+
 def test_who_leaves_was_not_kicked(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cuadrilla")
     crew.ana.leave()

@@ -55,6 +55,9 @@ HEARTBEAT_SECONDS = 1.0
 CALL_SECONDS = 10.0
 FAREWELL_SECONDS = 2.0
 MEASURE_SECONDS = 40.0
+BROKE = Message("the connection broke")
+BROKEN = ("Stream removed", "Socket closed", "recvmsg:", "GOAWAY")
+"""What gRPC says of it."""
 NOTHING_YET = Progress(micro_steps=0)
 FROM_COORDINATOR = (Version, Lease, Stop, Assignment, Recall)
 """The messages of a coordinator in a session."""
@@ -315,6 +318,8 @@ def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
     # Text from the other end: the coordinator, or any program that listens at that address.
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
     why = details.rpartition(": ")[2]  # gRPC's layers put their own texts before it
+    if code is grpc.StatusCode.UNAVAILABLE and any(word in details for word in BROKEN):
+        details = BROKE
     reason = Message(
         why if why in OF_THE_SYSTEM else one_line(details, most=MAX_TEXT)
     )  # a complete sentence of ours is translated when it is shown

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ KEPT_VERSIONS = 2
 NOTHING = Offer(config="", files={})
 KEPT_UPLOADS = 4
 """Buffers for contributions that are reused in the next round. More workers than this need fresh memory."""
-DISCONNECTED = Message("the connection ended")
+DISCONNECTED, KICK = Message("the connection ended"), Message("it was kicked")
 
 FROM_WORKER = (Hello, Progress, Goodbye, NodeReport)
 """The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `CheckpointFile`."""
@@ -208,7 +208,7 @@ class CrewServer:
         working = {session.node for session in list(self._sessions.values())}
         for name in sorted((working | self._standby.members) - self.nodes.nodes().keys()):
             self._standby.forget(name)
-            self._end_all(name, Stop(reason=KICKED, refused=True), why=Message("it was kicked"))
+            self._end_all(name, Stop(reason=KICKED, refused=True), why=KICK)
 
     def _end_all(self, node: str, stop: Stop, *, why: str) -> None:
         for session in list(self._sessions.values()):
@@ -218,8 +218,9 @@ class CrewServer:
     def close(self) -> None:
         """Close the port, end all sessions, and let the last messages leave. Safe to call twice."""
         ended = [server.stop(STOP_SECONDS) for server in self._servers]  # from here on no session begins
+        ended_work = Message("the run has ended") if self._jobs is None else Message("the queue or search has ended")
         for session in list(self._sessions.values()):
-            self._end(session, Stop(reason=Message("the run has ended")))
+            self._end(session, Stop(reason=ended_work))
         for each in ended:
             each.wait(2 * STOP_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)  # threads end at once, not when they are collected
@@ -303,6 +304,9 @@ class CrewServer:
         if stop is not None:
             session.outbox.put(stop)
         session.outbox.put(None)
+        if why == DISCONNECTED:
+            with suppress(LinkError):  # a damaged list
+                why = why if session.node in self.nodes.nodes() else KICK  # it ended when its next call was refused
         if why:
             self._receive(session.worker, Goodbye(reason=why))
             log.log(NOTE, "%s left: %s", session.worker, why)
