@@ -86,6 +86,8 @@ def test_the_reader_goes_on_where_it_stopped(run: RunDir) -> None:
 
 
 def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
+    append_event(run.events, "left", worker="pc", reason="paused")
+    append_event(run.events, "joined", worker="pc")
     append_event(run.events, "finished", version=40, complete=True)
     write_json(run.status, {"state": "complete", "version": 40})
     crew = RunReader(run).data(now=START + 10**7)
@@ -95,6 +97,7 @@ def test_a_run_that_has_ended_shows_what_was(run: RunDir) -> None:
     assert (by_name["pc"]["share"], by_name["old"]["share"]) == (0.75, None)
     assert by_name["mac"]["seen"] is not None  # it was there until the end
     assert by_name["pc"]["usage"]["cpu_percent"] == 50.0
+    assert (by_name["pc"]["lost"], by_name["pc"]["reason"]) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def local_executor(*, logs: Path, config: "Config | None" = None, together: int 
     number = together or len(on_cards) or 1
     threads = (config.train.threads if config else 0) or (0 if on_cards else max(1, num_cores() // number))
     uses = on_cards or [Use(name="", device="", threads=threads)]
-    return LocalExecutor({f"place-{at + 1}": uses[at % len(uses)] for at in range(number)}, logs=logs)
+    return LocalExecutor({f"here-{at + 1}": uses[at % len(uses)] for at in range(number)}, logs=logs)
 
 
 @contextmanager

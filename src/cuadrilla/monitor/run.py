@@ -290,8 +290,8 @@ class RunReader:
         self._version = max(self._version, row.get("version") or 0, int(self._last.get("version", 0)))
         if kind in ("finished", "failed"):  # nobody is in a run that has ended
             for member in self._members.values():
-                member.time = at if member.here else member.time
-                member.here = False
+                if member.here:
+                    member.here, member.time, member.reason = False, at, ""
             self._reason = "" if row.get("complete") else reason
         elif worker is not None and kind in ("joined", "left", "evicted"):
             member = self._members.setdefault(worker, Attendance())

@@ -52,7 +52,7 @@ def open_port(address: Address) -> socket.socket:
         raise LinkError(
             "cannot listen on {address}: {reason}",
             address=address,
-            reason=error.strerror or str(error),
+            reason=(error.strerror or str(error)).partition(" (")[0],  # Python adds the address
             hint="choose another port, or an address of this machine: --port {next}",
             next=address.port + 1,
         ) from error
