@@ -14,11 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from cuadrilla.messages import language, shown, translated
+from cuadrilla.messages import Message, language, shown, translated
 from cuadrilla.printable import filled, printable
 
 NOTE = 25
 """The level of what a person reads although it warns of nothing: `log.log(NOTE, ...)`."""
+LEVELS = (Message("WARNING"), Message("ERROR"))
+"""Names of levels that begin a line; the catalogue has them from here."""
 MAX_FILE_BYTES = 10 * 2**20
 NUM_OLD_FILES = 4
 FILE_FORMAT = "%(asctime)s %(levelname)s %(threadName)s | %(name)s: %(message)s"
@@ -38,7 +40,9 @@ class _Console(logging.StreamHandler[TextIO]):
         told.msg = translated(record.msg, reads) if isinstance(record.msg, str) else record.msg
         if isinstance(record.args, tuple):
             told.args = tuple(shown(value, reads) if isinstance(value, str) else value for value in record.args)
-        text = ("" if record.levelno == NOTE else f"{record.levelname}: ") + printable(super().format(told))
+        text = ("" if record.levelno == NOTE else f"{translated(record.levelname, reads)}: ") + printable(
+            super().format(told)
+        )
         return filled(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
 
 

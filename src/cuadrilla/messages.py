@@ -11,6 +11,7 @@ Invariant: a template is a literal of our own code. Text from outside is the val
 
 import gettext
 import os
+import re
 import string
 from collections.abc import Mapping
 from functools import cache
@@ -43,9 +44,9 @@ class Message(str):
 
     def in_language(self, language: str) -> str:
         """The text in this language; in English if the catalogue lacks it."""
-        template = translated(self.template, language)
         if not self.fields:
-            return template
+            return recognised(self.template, language)
+        template = translated(self.template, language)
         fields = {
             name: shown(value, language) if isinstance(value, str) else value for name, value in self.fields.items()
         }
@@ -69,6 +70,19 @@ OF_THE_SYSTEM = (
     "Connection timed out", "No route to host", "Network is unreachable",
 )  # fmt: skip
 """The most frequent values of `OSError.strerror`. They arrive as plain `str`; `tools/messages.py` reads them here."""
+THAT_TRAVEL = (
+    "step {step}: {why} (loss {loss:.4g})", "from step {step} on: {how}", "step {step} reached",
+    "each machine makes {steps} steps by itself before a merge, because over this network that is faster",
+    "held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)",
+    "the run was stopped by {what}", "lost: nothing heard for {seconds:.1f} s", "hung: no progress for {seconds:.1f} s",
+    "{error} (exit code {code})", "the coordinator refused: {reason}", "{address} cannot be reached: {reason}",
+    "%s; trying again until it answers", "out of the crew for now: %s", "waiting: %s",
+    "%s has left the crew; with an invite it may come back", "no worker of this machine is left (%s): others can join",
+    "a worker for each of %s", "job %s: %s", "job %s", "%s joined", "%s left: %s", "%s died: %s", "%s: %s",
+)  # fmt: skip
+"""Templates of texts that reach people through files and other machines, as English text. Translations keep
+the order of the fields."""
+_FIELD = re.compile(r"%[sd]|\{\w+(?::[^}]*)?\}")
 _SWAPPED = str.maketrans(",.", ".,")
 _FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
 
@@ -83,6 +97,17 @@ def shown(text: str, language: str) -> str:
 def translated(template: str, language: str) -> str:
     """The template in this language; the English one if the catalogue lacks it."""
     return catalogue(language).gettext(template) if template else ""  # gettext translates "" to the catalogue's header
+
+
+def recognised(text: str, language: str) -> str:
+    """A text from a file or another machine in this language, if it is a template, or one of `THAT_TRAVEL` filled in;
+    what stood in the fields is recognised, too. Other texts stay as they are."""
+    whole = translated(text, language)
+    for template in THAT_TRAVEL if whole == text and language != ENGLISH else ():
+        if match := re.fullmatch("(.+?)".join(map(re.escape, _FIELD.split(template))), text):
+            values = iter([recognised(value, language) for value in match.groups()])
+            return _FIELD.sub(lambda _, values=values: next(values), translated(template, language))
+    return whole
 
 
 def language(environment: Mapping[str, str] = os.environ, *, otherwise: str = "") -> str:

@@ -19,7 +19,17 @@ from cuadrilla.cli.output import options, report_error, say
 from cuadrilla.cli.verbs import VERBS
 from cuadrilla.data.formats.files import ACCEPTED
 from cuadrilla.errors import ConfigError, DataError
-from cuadrilla.messages import ENGLISH, SPANISH, VARIABLES, Message, language, shown, translated
+from cuadrilla.messages import (
+    ENGLISH,
+    SPANISH,
+    THAT_TRAVEL,
+    VARIABLES,
+    Message,
+    language,
+    recognised,
+    shown,
+    translated,
+)
 
 MAX_LETTERS = 64
 HOSTILE = "{0} {path} {path.__class__} {{x}} %s {"
@@ -217,3 +227,15 @@ def test_common_reasons_of_the_system_are_translated() -> None:
     assert error.message == "cannot read x: No such file or directory"
     assert error.message.in_language(SPANISH) == "no se puede leer x: no existe ese archivo o carpeta"
     assert shown("no such thing", SPANISH) == "no such thing"
+
+
+def test_a_text_that_has_travelled_is_recognised() -> None:
+    how = "each machine makes 8 steps by itself before a merge, because over this network that is faster"
+    said = recognised(f"from step 43 on: {how}", SPANISH)
+    assert said.startswith("desde el paso 43: cada máquina hace 8 pasos")
+    assert recognised("vm-2 left: it was kicked", SPANISH) == "vm-2 se ha ido: fue despedida"
+    assert shown(Message("the run was stopped by Ctrl-C"), SPANISH) == "Ctrl-C paró el entrenamiento"
+    assert recognised("they said: {x} %s", SPANISH) == "they said: {x} %s"
+    *templates, plain = THAT_TRAVEL
+    assert plain == "%s: %s"
+    assert all(translated(template, SPANISH) != template for template in templates), "it is said nowhere any more"

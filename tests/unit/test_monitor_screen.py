@@ -96,16 +96,21 @@ def test_a_crew() -> None:
 
 def test_a_crew_that_has_ended_in_spanish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGUAGE", "es")
-    ended = {**CREW, "state": "complete", "machines": [{**each, "here": False, "phase": None} for each in [PC, OLD]]}
-    head, names, pc, _ = lines(run_screen(ended, clock="10:00:00"))
-    assert head.endswith("42.700 tokens/s  última señal hace 3 s")
+    kicked = {**OLD, "word": {"time": NOW, "level": "warning", "text": "it was kicked"}}
+    machines = [{**each, "here": False, "phase": None} for each in [PC, kicked]]
+    ended = {**CREW, "state": "complete", "reason": "the run was stopped by Ctrl-C", "machines": machines}
+    head, names, pc, old = lines(run_screen(ended, clock="10:00:00"))
+    assert head.endswith("42.700 tokens/s  última señal hace 3 s  Ctrl-C paró el entrenamiento")
+    assert old.endswith("! fue despedida")
     assert "retraso" in names
     assert "última señal" in pc
 
 
 def test_a_run_that_nobody_has_joined() -> None:
     empty = {"name": "x", "state": "waiting", "reason": "", "time": NOW, "seen": None, "machines": []}
-    assert lines(run_screen(empty, clock="0")) == ["0  x  not begun", "no machine has joined yet"]
+    assert lines(run_screen(empty, clock="0")) == ["0  x  not begun", "no other machine has joined yet"]
+    here = {**empty, "state": "running", "tokens_per_second": 1023.0}
+    assert lines(run_screen(here, clock="0")) == ["0  x  running  1,023 tokens/s"]
 
 
 def test_what_this_machine_hands_out() -> None:

@@ -77,7 +77,7 @@ def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
     crew.end_kicked()
     ended = children.poll()
     for name, ending in ended.items():
-        if ending.code:
+        if ending.code and name in crew.nodes.nodes():  # one that was kicked has not died
             log.warning("%s died: %s", name, ending.reason)
             context.store.event("died", worker=name, reason=ending.reason)
     if children.alive:

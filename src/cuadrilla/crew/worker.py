@@ -79,7 +79,7 @@ def serve_sessions(
                 raise Refused(stop.reason, hint=COME_AGAIN if stop.reason == KICKED else "see the coordinator's log")
             if not stop.again:
                 return Message(stop.reason)
-            log.log(NOTE, "out of the crew for now: %s", stop.reason)
+            log.log(NOTE, "out of the crew for now: %s", Message(stop.reason))
             patience.begin_anew()
         except Refused:
             raise

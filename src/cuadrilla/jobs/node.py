@@ -35,6 +35,7 @@ from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Recall
 from cuadrilla.link.wire import file_chunks
 from cuadrilla.log import NOTE
+from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
@@ -43,7 +44,7 @@ from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, versio
 LOOK_SECONDS = 1.0
 NEWS_BYTES = 2**20
 RUNS, PLACE = "runs", "job"
-COMPLETE = {True: "complete", False: "given back"}
+COMPLETE = {True: Message("complete"), False: Message("given back")}
 KEPT_CHECKPOINTS = 2
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class JobWorker:
                 outbox.send(session)
             end = ended[0]
             session.call(JobNews(job=order.job, ended=True, complete=end.complete, lost=end.lost, reason=end.reason))
-            log.log(NOTE, "job        %s: %s", order.job, end.reason or COMPLETE[end.complete])
+            log.log(NOTE, "job %s: %s", _folder(order.job), end.reason or COMPLETE[end.complete])
             return stop
         finally:
             self._executor.close()
@@ -184,10 +185,15 @@ class JobWorker:
                 session.call(JobNews(job=order.job, ended=True))
                 session.call(Goodbye(reason=error.message))
             raise
-        log.log(NOTE, "job        %s", order.job)
+        log.log(NOTE, "job %s", _folder(order.job))
         read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
         sent = {version_of(path) for path in list_checkpoints(run.checkpoints)}
         return Outbox(job=order.job, run=run, read_bytes=read_bytes, sent=sent)
+
+
+def _folder(job: str) -> str:
+    """The name of a queue's job as a person knows it: without the hash. A search's jobs have none."""
+    return job.rpartition("-")[0] or job
 
 
 def settings_here(config: Config) -> Config:

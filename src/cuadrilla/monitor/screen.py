@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.link.base import COORDINATOR
-from cuadrilla.messages import Message, language, shown, translated
+from cuadrilla.messages import Message, language, recognised, shown
 from cuadrilla.printable import one_line
 
 GIB = 2**30
@@ -84,7 +84,8 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
     """The progress of the run, then one line for each machine. A column without known values is left out."""
     head = _text(clock, *_head(now), style="bold")
     if not now["machines"]:
-        return Group(head, _text(Message("no machine has joined yet")))
+        nobody = [] if "tokens_per_second" in now else [_text(Message("no other machine has joined yet"))]
+        return Group(head, *nobody)
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns: list[Column] = []
     rows = [{**machine, "lag": _lag(machine, now), "ends": now["state"] != "running"} for machine in now["machines"]]
@@ -114,7 +115,7 @@ def _head(now: Data) -> list[str]:
         parts.append(Message("held-out {bits:.3f} bits/byte", bits=now["val_bits_per_byte"]))
     if "tokens_per_second" in now:
         parts.append(Message("{speed:,.0f} tokens/s", speed=now["tokens_per_second"]))
-    if now["state"] == "running":
+    if now["state"] == "running" and now["machines"]:
         at_work = sum(machine["here"] and machine["name"] != COORDINATOR for machine in now["machines"])
         parts.append(Message("workers: {count:,}", count=at_work))
     elif now["seen"] is not None:
@@ -135,7 +136,7 @@ def _phase(machine: Machine) -> str:
 
 def _word(machine: Machine) -> str:
     word = machine["word"]
-    return {"error": "!! ", "warning": "! "}.get(word["level"], "") + word["text"] if word else ""
+    return {"error": "!! ", "warning": "! "}.get(word["level"], "") + _say(word["text"]) if word else ""
 
 
 def _gpus(machine: Machine, key: str) -> list[Any]:
@@ -212,5 +213,5 @@ def _text(*parts: str, style: str = "") -> Text:
 
 def _say(text: str) -> str:
     """A text in the user's language, on one line. An English reason from a file is looked up, never formatted."""
-    words = shown(text, language()) if isinstance(text, Message) else translated(text, language())
+    words = shown(text, language()) if isinstance(text, Message) else recognised(text, language())
     return one_line(words)
