@@ -15,6 +15,7 @@ import re
 import string
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ def recognised(text: str, language: str) -> str:
     whole = translated(text, language)
     for template in THAT_TRAVEL if whole == text and language != ENGLISH else ():
         if match := re.fullmatch("(.+?)".join(map(re.escape, _FIELD.split(template))), text):
-            values = iter([recognised(value, language) for value in match.groups()])
-            return _FIELD.sub(lambda _, values=values: next(values), translated(template, language))
+            values = [recognised(value, language) for value in match.groups()]
+            return "".join(chain(*zip_longest(_FIELD.split(translated(template, language)), values, fillvalue="")))
     return whole
 
 
