@@ -157,6 +157,13 @@ def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes
     is_well(service)
 
 
+def test_a_call_without_the_header_is_told_so(service: Service) -> None:
+    body = b'{"prompt": "a", "logit_bias": {"1": 1}}'
+    status, answer = said(service, head(service, f"POST {COMPLETIONS}", f"Content-Length: {len(body)}", CLOSE) + body)
+    assert (status, b"Content-Type: application/json" in answer) == (400, True)
+    assert b"logit_bias: cannot be served here" in said(service, post(service, body, more=[CLOSE]))[1]
+
+
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_model_whose_numbers_are_none(broken: Service, chat: bool) -> None:
     """This ends the text, not the service: the answer has the finish reason `error`."""

@@ -49,10 +49,12 @@ def _handle_errors(app: FastAPI) -> None:
         return refusal.response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         """Names the wrong field, and never repeats what was sent."""
         found = [] if error.errors()[0]["type"] == "json_invalid" else list(error.errors()[0]["loc"][1:])
-        messages = dict.fromkeys(each["msg"] for each in error.errors())
+        if not found and "json" not in request.headers.get("content-type", ""):
+            return Refusal(400, "the body must be JSON, with the header Content-Type: application/json").response()
+        messages = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in error.errors())
         field_name = str(found[0]) if found else None
         return Refusal(400, f"{field_name or 'body'}: {'; '.join(messages)}", param=field_name).response()
 

@@ -22,6 +22,12 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _nothing(value: Any) -> Any:
+    if value:
+        raise ValueError("cannot be served here")
+    return value
+
+
 Text = Annotated[StrictStr, AfterValidator(_unicode)]
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
@@ -34,7 +40,7 @@ StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[int, Field(strict=True, ge=0, le=2**20)]
 Top = Annotated[int, Field(strict=True, ge=0, le=MAX_TOP)]
-Nothing = Annotated[dict[str, Any] | list[Any], Field(max_length=0)] | Literal[""] | None
+Nothing = Annotated[Any, AfterValidator(_nothing)]
 """A field that cannot be honoured. It is accepted if it asks for nothing."""
 
 
