@@ -174,6 +174,7 @@ def test_a_file_longer_than_it_says_is_refused_unread(tmp_path: Path) -> None:
         ("config.json", None, "cannot read"),
         ("config.json", b"[1]", "does not describe a supported GPT-2"),
         ("config.json", b"[" * 100_000, "cannot read"),
+        ("config.json", b'{"n_embd": 8}', "vocab_size is missing"),
         ("model.safetensors", None, "does not exist"),
     ],
 )

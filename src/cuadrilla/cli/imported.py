@@ -36,6 +36,8 @@ def import_model(
     data = seen_from(to, data)
     if (to.exists() and (not to.is_dir() or any(to.iterdir()))) or to.name in ("", ".."):
         raise ConfigError("{to} exists", to=to, hint="choose another name")
+    if (source / "run.toml").is_file():
+        raise ConfigError("{path} is a run already", path=source, hint="cuadrilla generate {run}", run=typed(source))
     found = read_pretrained(source, trust=trust)
     text = run_file_text(continuing(found.model.config, data=data))
     make_run(to, text)  # all that can be refused is known before anything is written

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
+from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors, replacing
 from cuadrilla.rundir import write_atomic
@@ -136,10 +137,13 @@ def config_from_hf(values: Mapping[str, Any], *, name: str = "config.json") -> G
         found = Configuration.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        key, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.100}"
         raise CheckpointError(
             "{name} does not describe a supported GPT-2: {problem}",
             name=name,
-            problem=f"{'.'.join(map(str, first['loc']))} = {first['input']!r:.100}: {first['msg']}",
+            problem=Message("{key} is missing", key=key)
+            if first["type"] == "missing"  # then the input is the whole file
+            else f"{key} = {value}: {first['msg']}",
             hint='other models are trained with [task] kind = "file"',
         ) from error
     return GPT2Config(
