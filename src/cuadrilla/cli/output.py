@@ -28,8 +28,8 @@ NAMES = (
     Message("files"), Message("folder"), Message("key"), Message("licence"), Message("loss"), Message("machine"),
     Message("MB/s at the coordinator"), Message("meaning"), Message("measure"), Message("name"), Message("number"),
     Message("object"), Message("on"), Message("origin"), Message("pairs right"),
-    Message("parameters"), Message("punctuation"), Message("reason"), Message("run"), Message("share"),
-    Message("state"), Message("step"), Message("stories right"), Message("structure"),
+    Message("parameters"), Message("punctuation"), Message("reason"), Message("run"), Message("score"),
+    Message("share"), Message("state"), Message("step"), Message("stories right"), Message("structure"),
     Message("tokens"), Message("unknown word"), Message("value"), Message("waiting"),
 )  # fmt: skip
 """Names of columns, measures and faults in stories, listed for their translation."""

@@ -93,16 +93,21 @@ def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
     from cuadrilla.tune.folder import describe
     from cuadrilla.tune.search import job_of
 
-    seconds, left = search.seconds_left(), Message("measuring how long it takes")
+    seconds = search.seconds_left()
+    left: str = Message(", measuring how long it takes")
+    if seconds is not None:
+        left = Message(", about {time} more", time=duration(seconds)) if seconds else ""
     say(
-        "{name}   {outcome}{mark}   {values}   ({done} of {most}, {left})",
+        "{name}   {outcome}{mark}   {values}   ({done} of {most}{left})",
         name=ended.job,
-        outcome=Message("failed: {reason}", reason=ended.reason) if score is None else f"{score:.4f}",
+        outcome=Message("failed: {reason}", reason=ended.reason)
+        if score is None
+        else Message("{value:.4f}", value=score),
         mark=Message("  best so far") if search.best and job_of(search.best) == ended.job else "",
         values=describe(search.trial(ended.job).params),
         done=len(search.ended_trials),
         most=search.num_trials,
-        left=left if seconds is None else Message("about {time} more", time=duration(seconds)),
+        left=left,
     )
 
 
