@@ -20,4 +20,8 @@ def test_twice_and_once_too_often(tmp_path: Path) -> None:
 
 def test_without_a_crew_there_is_nothing_to_pause(tmp_path: Path) -> None:
     done = cuadrilla("pause", env=os.environ | {"CUADRILLA_HOME": str(tmp_path)})
-    assert (done.returncode, "works for no crew" in done.stderr, Home(tmp_path).is_paused) == (5, True, False)
+    assert (done.returncode, "works for no crew of another" in done.stderr, Home(tmp_path).is_paused) == (
+        5,
+        True,
+        False,
+    )

@@ -29,7 +29,11 @@ def pause(
     """Let this machine wait: its work goes to the others until `cuadrilla pause --off`."""
     home = Home.of_user()
     if not off and not home.joined():
-        raise LinkError("this machine works for no crew", hint="nothing to pause; Ctrl-C stops a training")
+        hint = "nothing to pause; Ctrl-C stops a training. Where a crew is coordinated: cuadrilla kick here-1"
+        raise LinkError("this machine works for no crew of another machine", hint=hint)
+    if off and not home.is_paused:
+        say("this machine was not paused")
+        return
     (home.unpause if off else home.pause)()
     waits = "work for others waits on this machine; to go on: cuadrilla pause --off"
     say("this machine works again" if off else waits)

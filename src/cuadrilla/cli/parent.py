@@ -55,5 +55,7 @@ def pid_to_signal() -> int:
 
 
 def _report(text: str) -> None:
-    stderr.show_cursor()  # the killed child's progress bar has left it hidden
+    if stderr.is_terminal:  # the killed child's progress bar has left the cursor hidden behind itself
+        stderr.show_cursor()
+        stderr.print()
     say(text)

@@ -174,6 +174,10 @@ def _say_what_was_learned(outcome: "Outcome", folder: RunDir, *, seconds: float)
     """Print the held-out measure and the sample of the best step."""
     rows = [row for row in last_rows(folder.metrics) if "val_loss" in row]
     if not rows:
+        say(
+            "done       in {time}; no measure: no held-out data, or less than one sequence",
+            time=duration(seconds),
+        )
         return
     best = next((row for row in rows if row["version"] == outcome.best), rows[-1])
     say("done       in {time}: {evaluation}", time=duration(seconds), evaluation=describe_evaluation(best))
