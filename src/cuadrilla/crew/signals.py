@@ -34,7 +34,7 @@ def stop_on_signals(request_stop: Callable[[str], object], *, answer: Callable[[
         received.append(number)
         if len(received) > 1:
             os._exit(INTERRUPTED_EXIT_CODE)
-        what = "Ctrl-C" if number == signal.SIGINT else "cuadrilla stop (SIGTERM)"
+        what = "Ctrl-C" if number == signal.SIGINT else Message("cuadrilla stop or SIGTERM")
         request_stop(Message("the run was stopped by {what}", what=what))
         answer()
 
