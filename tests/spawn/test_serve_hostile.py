@@ -159,7 +159,8 @@ def test_bodies_that_nobody_should_send(service: Service, path: str, body: bytes
 
 def test_a_call_without_the_header_is_told_so(service: Service) -> None:
     body = b'{"prompt": "a", "logit_bias": {"1": 1}}'
-    status, answer = said(service, head(service, f"POST {COMPLETIONS}", f"Content-Length: {len(body)}", CLOSE) + body)
+    form = ("Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(body)}", CLOSE)  # as of `curl -d`
+    status, answer = said(service, head(service, f"POST {COMPLETIONS}", *form) + body)
     assert (status, b"Content-Type: application/json" in answer) == (400, True)
     assert b"logit_bias: cannot be served here" in said(service, post(service, body, more=[CLOSE]))[1]
 
