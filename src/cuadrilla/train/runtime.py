@@ -90,6 +90,8 @@ class CoordinatorRuntime:
     outcome: Outcome | None = None
     failure: BaseException | None = None
     _parts: dict[str, float] = field(default_factory=dict)
+    _sessions: Counter[str] = field(default_factory=Counter)
+    """How many sessions of each worker have begun or ended, as messages arrive."""
     _sent: Version = field(default_factory=lambda: Version(version=-1))
     _interrupted: bool = False
     _row: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +153,8 @@ class CoordinatorRuntime:
         transport delivers a Goodbye.
         """
         if not isinstance(message, NodeReport):
-            self._inbox.put(partial(self._take, worker, message, self.clock()))
+            self._sessions[worker] += isinstance(message, Hello | Goodbye)
+            self._inbox.put(partial(self._take, worker, message, self.clock(), self._sessions[worker]))
         elif self.node_logs is not None:
             self.node_logs.report(worker, message)
 
@@ -174,9 +177,9 @@ class CoordinatorRuntime:
         while not self._inbox.empty():
             self._inbox.get()()
 
-    def _take(self, worker: str, message: ToCoordinator, arrived: float) -> None:
-        if isinstance(message, Progress) and worker not in self.coordinator.crew.members:
-            return  # its session has ended since; an answer would reach the worker's next one
+    def _take(self, worker: str, message: ToCoordinator, arrived: float, session: int) -> None:
+        if isinstance(message, Progress) and session != self._sessions[worker]:
+            return  # of an earlier session: an answer would reach the worker in its next one
         with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: before that, another step may be made
             self._perform(self._decide(worker, message, arrived if isinstance(message, Progress) else self.clock()))
