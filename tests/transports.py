@@ -65,10 +65,9 @@ def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink, threads:
     errors: list[BaseException] = []
     turns = threading.Lock()
 
-    def work(name: str, speed: float) -> None:
+    def work(name: str, speed: float, session: GrpcLink) -> None:
         own = replace(context, model=copy.deepcopy(context.model), speed=speed)
         refuse_private_buffers(own.model)
-        session = connect(name)
         link = TakesTurns(PracticeLink(wrap(name, session), shape=Shape(speed=speed)), turns)
         try:
             own.work(link)
@@ -79,7 +78,8 @@ def _run_threads(context: RunContext, connect: Connect, wrap: WrapLink, threads:
             session.close()
 
     for number, speed in enumerate(context.config.engine.workers, start=1):
-        threads.append(threading.Thread(target=work, args=(f"worker-{number}", speed)))
+        name = f"worker-{number}"
+        threads.append(threading.Thread(target=work, args=(name, speed, connect(name))))
         threads[-1].start()
 
     def poll() -> None:

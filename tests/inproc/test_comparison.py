@@ -53,7 +53,12 @@ def test_a_run_has_the_figure_of_its_training_alone_and_beside_others(
 
 
 def test_texts_stories_and_pairs_are_for_several_models(
-    language: RunDir, exported: Path, tmp_path: Path, as_json: Measure, capsys: pytest.CaptureFixture[str]
+    language: RunDir,
+    exported: Path,
+    tmp_path: Path,
+    as_json: Measure,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = [tmp_path / "uno.txt", tmp_path / "dos.txt"]
     for number, path in enumerate(texts, start=1):
@@ -66,6 +71,7 @@ def test_texts_stories_and_pairs_are_for_several_models(
         assert 0 <= measures["minimal pairs"]["pairs_right"] <= 1
     assert list(as_json(exported, pairs=2)[0]["measures"]) == ["minimal pairs"], "there is no held-out text"
     options.json = False
+    monkeypatch.setenv("COLUMNS", "400")
     evaluate([exported, language.path], stories=2, device="cpu")
     table = capsys.readouterr().out
     assert all(word in table for word in ("bits per byte", "stories right", "faults", "±", str(exported)))

@@ -184,6 +184,7 @@ def test_runs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert runs.watched(one) is reader
     runs.watched(other)
     assert runs.watched(one) is not reader  # only the newest one was kept
-    assert set(Runs([tmp_path / "uno" / "metrics.jsonl"]).names()) == {"uno"}
+    (tmp_path / "uno" / "run.toml").touch()
+    assert set(Runs([tmp_path / "uno" / "run.toml"]).names()) == {"uno"}
     with pytest.raises(ConfigError, match="is not a folder"):
         Runs([tmp_path / "missing"])

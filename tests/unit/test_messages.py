@@ -232,7 +232,7 @@ def test_common_reasons_of_the_system_are_translated() -> None:
 def test_a_text_that_has_travelled_is_recognised() -> None:
     how = "each machine makes 8 steps by itself before a merge, because over this network that is faster"
     said = recognised(f"from step 43 on: {how}", SPANISH)
-    assert said.startswith("desde el paso 43: cada máquina hace 8 pasos")
+    assert said.startswith("desde el paso 43: cada máquina da 8 pasos")
     assert recognised("vm-2 left: it was kicked", SPANISH) == "vm-2 se ha ido: fue despedida"
     assert shown(Message("the run was stopped by Ctrl-C"), SPANISH) == "Ctrl-C paró el entrenamiento"
     assert recognised("they said: {x} %s", SPANISH) == "they said: {x} %s"

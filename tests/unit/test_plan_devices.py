@@ -4,7 +4,7 @@ import pytest
 
 from cuadrilla.errors import DeviceError
 from cuadrilla.host.devices import Device
-from cuadrilla.plan.devices import DeviceChoice, Use, card, choose_devices, uses_of
+from cuadrilla.plan.devices import DeviceChoice, Use, choose_devices, uses_of
 
 CPU = Device(kind="cpu", index=0, name="a processor")
 CARDS = [Device(kind="cuda", index=index, name=f"card {index}") for index in range(2)]
@@ -49,7 +49,7 @@ def test_each_card_is_alone_in_its_process() -> None:
     assert (second.name, second.device, second.environment["CUDA_VISIBLE_DEVICES"]) == ("cuda:1", "cuda", "3")
     assert processor == Use(name="cpu", device="cpu", threads=6)
     assert (first.threads, second.threads) == (1, 1)
-    assert card(1, None) == "1"
+    assert uses_of(["cuda:0", "cuda:1"], cores=8)[1].environment["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_processors_share_the_cores() -> None:

@@ -130,8 +130,9 @@ def _show(measured: Sequence[Mapping[str, Any]]) -> None:
     if options.json:
         emit_json(measured)
         return
-    sizes = {each["model"]: each["parameters"] for each in measured}
-    rows = measure_rows({each["model"]: each["measures"] for each in measured})
+    headings = [each["model"] for each in measured] if len(measured) > 1 else ["value"]
+    sizes = {heading: each["parameters"] for heading, each in zip(headings, measured, strict=True)}
+    rows = measure_rows({heading: each["measures"] for heading, each in zip(headings, measured, strict=True)})
     emit_table([{"measure": named("parameters"), **sizes, "on": ""}, *rows])
     say("± is the standard error")
 
