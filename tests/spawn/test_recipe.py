@@ -92,7 +92,7 @@ def test_all_ranks_name_the_backend_and_the_right_sum(port: int) -> None:
     said = finished(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], said
     for number, (out, _) in enumerate(said):
-        assert f"rank {number} of 2: backend gloo (not every rank has a CUDA device)" in out
+        assert f"rank {number} of 2: backend gloo (not every rank has a CUDA device of its own)" in out
         assert f"rank {number}: all_reduce gives 3, right is 3" in out
     assert "WORLD_SIZE=2" in typed(RECIPE, "python test_ddp.py --backend auto", code=2)
 

@@ -36,7 +36,7 @@ def refused(text: str, *sets: str) -> ConfigError:
         ("model.heads=5", "128 is not divisible by 5 heads", ""),
         ("model.preset=gigantic", "'micro', 'mini'", ""),
         ("train={tokens = 10, batch_sequences = 7, unit_sequences = 2}", "not a multiple of unit_sequences", ""),
-        ("train.device=gpu", "pattern", ""),
+        ("train.device=gpu", "should be auto, or a device such as cpu", ""),
         ("optim.kind=lion", "kind should be one of 'muon', 'adamw'", ""),
         ("engine.workers=[1, 0.5]", "unknown key engine.workers", "another kind"),
         ("engine={kind = 'crew', devices = 'auto,cpu'}", "should be auto, or devices such as", ""),

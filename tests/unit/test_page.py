@@ -81,7 +81,7 @@ def test_it_replaces_files_only_and_keeps_links(run: RunDir, tmp_path: Path) -> 
         dashboard([run.path, run.path], save=tmp_path / "page.html")
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     link.symlink_to(page)
-    dashboard([run.path / "metrics.jsonl"], save=link)
+    dashboard([run.path], save=link)
     assert link.is_symlink()
     assert page.stat().st_size > 1000
 

@@ -35,9 +35,7 @@ VERBS = {
     "work": Verb("crew", "work", "", "What a coordinator, or `join`, starts for each device."),
     "data": Verb("data", "app", DATA, "Fetch text and prepare it for training."),
     "generate": Verb("model", "generate", MODELS, "Generate text with a trained model."),
-    "eval": Verb(
-        "evaluate", "evaluate", MODELS, "Bits per byte of held-out or any other text; a table of several models."
-    ),
+    "eval": Verb("evaluate", "evaluate", MODELS, "Bits per byte of held-out or other text; compares models."),
     "export": Verb("export", "app", MODELS, "Write a run's model in formats that other programs open."),
     "import": Verb("imported", "import_model", MODELS, "Make a run that continues from a published model."),
     "serve": Verb("serve", "serve", MODELS, "Serve a model over HTTP: OpenAI's API, and a page to try it."),
@@ -51,7 +49,7 @@ INSTEAD = {
     "ps": "monitor", "ls": "monitor", "list": "monitor", "status": "monitor", "top": "monitor", "nodes": "monitor",
     "run": "train RUN", "resume": "train RUN", "start": "train RUN", "init": "new NAME", "create": "new NAME",
     "chat": "generate RUN", "predict": "serve RUN", "evaluate": "eval RUN", "prepare": "data prepare TEXTS",
-    "get": "data get", "version": "--version", "kill": "stop", "info": "monitor", "logs": "monitor",
+    "get": "data get", "kill": "stop", "info": "monitor", "logs": "monitor",
     "leave": "join --forget", "down": "stop",
 }  # fmt: skip
 """What to type instead of words that other programs use."""
