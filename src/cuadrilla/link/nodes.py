@@ -9,16 +9,15 @@ import hashlib
 import hmac
 import json
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
 from cuadrilla.errors import LinkError
 from cuadrilla.link.base import COORDINATOR, MAX_NAME, check_node_name
 from cuadrilla.messages import Message
-from cuadrilla.rundir import make_private, storage_errors, write_json
+from cuadrilla.rundir import FolderLock, make_private, write_json
 
 TOKEN_BYTES = 32
 
@@ -27,11 +26,12 @@ class AllowList:
     """Names of nodes and the SHA-256 of their tokens, in a JSON file. Thread-safe.
 
     Each look-up reads the file, so a change by another process (a `kick`) counts at the next one. A damaged file raises
-    LinkError and lets nobody in.
+    LinkError and lets nobody in. If two processes change the file at the same moment, one gets a ConfigError.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
 
     def nodes(self) -> dict[str, bytes]:
         """The token hash of each node. Raises LinkError."""
@@ -73,9 +73,10 @@ class AllowList:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, bytes]]:
-        """The nodes, written back at the end. With the lock no change of another process is lost."""
+        """The nodes, written back at the end. A lock between processes makes sure that no removal gets lost."""
         make_private(self._path.parent)
-        with storage_errors(self._path), FileLock(self._path.with_name(f"{self._path.name}.lock")):
+        lock = self._path.with_name(f"{self._path.name}.lock")
+        with self._lock, FolderLock(lock):
             nodes = self.nodes()
             yield nodes
             write_json(self._path, {"nodes": {name: value.hex() for name, value in sorted(nodes.items())}})
