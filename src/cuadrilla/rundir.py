@@ -27,6 +27,7 @@ import filelock
 from safetensors import SafetensorError
 
 from cuadrilla.errors import ConfigError, ResourceError
+from cuadrilla.messages import Message
 
 SCHEMA = 1
 LOCK_SECONDS = 0.5  # a monitor holds the lock for an instant when it tests it (`is_held`)
@@ -219,13 +220,16 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
     return list({row.get("version"): row for row in read_jsonl(path)}.values())
 
 
+WAIT = Message("wait for it or stop it")
+
+
 class FolderLock:
     """Exclusive use of a folder by one process: a lock of the operating system on a file that names its owner. The
     system frees it when the process ends, even by a kill. Raises ConfigError (exit 2) while another process holds it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, hint: Message = WAIT) -> None:
+        self._path, self._hint = path, hint
         self._lock = filelock.FileLock(path, timeout=LOCK_SECONDS, thread_local=False)
 
     def __enter__(self) -> "FolderLock":
@@ -239,7 +243,7 @@ class FolderLock:
                     folder=self._path.parent,
                     pid=str(owner.get("pid", "?")),
                     host=str(owner.get("host", "?")),
-                    hint="wait for it or stop it",
+                    hint=self._hint,
                 ) from None
             self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         return self

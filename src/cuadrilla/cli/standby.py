@@ -12,10 +12,12 @@ from cuadrilla.cli.output import options, say
 from cuadrilla.errors import LinkError
 from cuadrilla.home import Home
 from cuadrilla.link.address import listening_address
+from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, make_private, read_object
 
 SURELY_GONE_SECONDS = 20.0
 """How long to ask for the old coordinator. Its parent restarts a killed one sooner, except on a very slow machine."""
+STOP_FIRST = Message("stop `cuadrilla standby` there first")
 
 Address = Annotated[str, typer.Argument(metavar="ADDRESS:PORT", help="Which crew, if this machine has joined several.")]
 
@@ -35,7 +37,7 @@ def standby(
 
     crew = joined_crew(home, address, name="", invited=invited)
     make_private(home.standby_folder(crew))
-    with FolderLock(home.standby_folder(crew) / "lock"):
+    with FolderLock(home.standby_folder(crew) / "lock", hint=STOP_FIRST):
         say("following  {address} as {name}; Ctrl-C ends it", address=crew.address, name=crew.name)
         follow(home, crew, listen=str(listening_address(listen)), report=say)
 
@@ -60,7 +62,7 @@ def promote(
         raise LinkError(
             "this machine is not a standby of the crew at {address}", address=crew.address, hint="cuadrilla standby"
         )
-    with FolderLock(folder / "lock"):
+    with FolderLock(folder / "lock", hint=STOP_FIRST):
         check_gone(crew, seconds=wait, report=say)
         version = take_over(home, crew)
     announced = int(known["announced"])
