@@ -18,7 +18,7 @@ def rules(**changes: object) -> Rules:
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
     """The coordinator of a strategy, new or restored from a snapshot."""
-    return Coordinator.restore(state or BEGINNING, rules=limits, rounds=strategy.rounds())
+    return Coordinator(rules=limits, rounds=strategy.rounds(), state=state or BEGINNING)
 
 
 class Crew:

@@ -150,8 +150,7 @@ class World:
         self.incarnation += 1
         self.audit.restarted()
         state, guard_state, theta, after = recover(self.disk)
-        rounds = self.strategy.rounds()
-        self.coordinator = Coordinator.restore(state, rules=self.rules, rounds=rounds)
+        self.coordinator = Coordinator(rules=self.rules, rounds=self.strategy.rounds(), state=state)
         self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
         guard = NeverGivesUp(section=GuardSection())
         if guard_state is not None:

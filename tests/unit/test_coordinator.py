@@ -150,7 +150,7 @@ def test_leases_that_go_out_late_are_not_overdue() -> None:
 
 
 def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_ever() -> None:
-    crew = Crew(machine(rules(quorum=3, quorum_seconds=15.0)))
+    crew = Crew(machine(rules(quorum=3)))
     crew.now = 100.0
     crew.join("slow", 0.1)
     crew.join("fast", 1.0)

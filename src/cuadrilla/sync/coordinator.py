@@ -14,8 +14,8 @@ twice are skipped as bad data.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
@@ -26,7 +26,6 @@ from cuadrilla.sync.events import (
     Discard,
     Event,
     Finish,
-    Merge,
     Merged,
     Received,
     Send,
@@ -37,27 +36,28 @@ from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import BANNED, Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
 
-COMPLETE = Message("the run is complete")
+COMPLETE, ENDED = Message("the run is complete"), Message("the run has ended")
 BEGINNING: Mapping[str, Any] = {"version": 0, "tokens": 0}
 """The snapshot of a run that has not begun."""
 
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """The state machine of the module docstring. `snapshot` and `restore` carry the state that outlives the process;
-    members and leases do not. `finish_reason` is sent to workers that say Hello after the end.
+    """The state machine of the module docstring. `state`: an earlier `snapshot`, of what outlives the process; members
+    and leases do not.
     """
 
     rules: Rules
     rounds: Rounds
+    state: InitVar[Mapping[str, Any]] = BEGINNING
     crew: Membership = field(init=False)
     work: Work = field(init=False)
     finished: bool = False
-    finish_reason: str = Message("the run has ended")
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, state: Mapping[str, Any]) -> None:
         self.crew = Membership(rules=self.rules)
-        self.work = Work(rules=self.rules, crew=self.crew)
+        ledger = Ledger(opened=state["version"] * self.rules.units_per_step)
+        self.work = Work(rules=self.rules, crew=self.crew, ledger=ledger, **state)
 
     @property
     def version(self) -> int:
@@ -68,7 +68,7 @@ class Coordinator:
         self.crew.now = now
         match event:
             case Received(message=Hello()) if self.finished:
-                return [Send(worker=event.worker, message=Stop(reason=self.finish_reason))]
+                return [Send(worker=event.worker, message=Stop(reason=ENDED))]
             case _ if self.finished:
                 return []
             case Received():
@@ -78,7 +78,7 @@ class Coordinator:
             case Tick():
                 return [*self._evict_unresponsive(), *self._go_on()]
             case StopRequested():
-                self.finished, self.finish_reason = True, event.reason
+                self.finished = True
                 return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:
@@ -97,61 +97,47 @@ class Coordinator:
         """The committed state, without the round in progress."""
         return {"version": self.work.version, "tokens": self.work.tokens}
 
-    @classmethod
-    def restore(cls, state: Mapping[str, Any], *, rules: Rules, rounds: Rounds) -> Self:
-        restored = cls(rules=rules, rounds=rounds)
-        restored.work.version, restored.work.tokens = state["version"], state["tokens"]
-        restored.work.ledger = Ledger(opened=state["version"] * rules.units_per_step)
-        return restored
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def _hear(self, worker: str, message: ToCoordinator) -> list[Action]:
+        is_member = self.crew.hear(worker, message)
         match message:
             case Hello():
                 return self._join(worker, message)
+            case Progress() if is_member:
+                return []
             case Progress():
-                return self._note_progress(worker, message)
+                return [self._send_away(worker, Message("not a member of this run any more"), again=True)]
             case Contribution():
                 return self._take_answer(worker, message)
             case Goodbye():
-                return self._remove(worker)
-
-    # -- members -------------------------------------------------------------------------------------------------------
+                self._remove(worker)
+                return self._go_on()
 
     def _join(self, worker: str, hello: Hello) -> list[Action]:
-        actions = self._remove(worker) if worker in self.crew.members else []
+        self._remove(worker)  # it may be a member that begins anew
         if reason := self.crew.admit(worker, hello):
-            return [*actions, Send(worker=worker, message=Stop(reason=reason, refused=True)), *self._remove(worker)]
-        return [*actions, self.work.tell_version(worker), *self._go_on()]
+            return [self._send_away(worker, reason), *self._go_on()]
+        return [self.work.tell_version(worker), *self._go_on()]
 
-    def _remove(self, worker: str) -> list[Action]:
-        self.crew.departed.add(worker)
-        if worker in self.crew.members:
-            self._remove_member(worker)
-        return self._go_on()
-
-    def _remove_member(self, worker: str) -> None:
-        del self.crew.members[worker]
+    def _remove(self, worker: str) -> None:
+        self.crew.members.pop(worker, None)
         self.work.ledger.end(worker=worker)
 
-    def _note_progress(self, worker: str, progress: Progress) -> list[Action]:
-        if self.crew.hear(worker, progress):
-            return []
-        return [Send(worker=worker, message=Stop(reason=Message("not a member of this run any more"), again=True))]
+    def _send_away(self, worker: str, reason: str, *, again: bool = False) -> Action:
+        """Remove a worker. `again`: it may join again at once."""
+        self._remove(worker)
+        return Send(worker=worker, message=Stop(reason=reason, refused=not again, again=again))
 
     def _evict_unresponsive(self) -> list[Action]:
-        actions, held = list[Action](), {lease.worker: lease for lease in self.work.ledger.leases.values()}
-        for worker in list(self.crew.members):
-            if reason := self.crew.why_evict(worker, held.get(worker)):
-                actions.append(Send(worker=worker, message=Stop(reason=reason, again=True)))
-                actions.extend(self._remove(worker))
-        return actions
+        held = {lease.worker: lease for lease in self.work.ledger.leases.values()}
+        reasons = {worker: self.crew.why_evict(worker, held.get(worker)) for worker in self.crew.members}
+        return [self._send_away(worker, reason, again=True) for worker, reason in reasons.items() if reason]
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
         grant = self.work.ledger.count(said.lease_id, worker=worker)
-        if worker in self.crew.members:
-            self.crew.members[worker].heard_at = self.crew.now  # an unusable answer is a sign of life, too
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
@@ -166,7 +152,7 @@ class Coordinator:
         """Lease free units, and begin the merge of the next version if it is due."""
         if self.work.merging is not None:
             return []
-        actions = self.rounds.deal(self.work) if self.crew.note_quorum() else []
+        actions = self.rounds.deal(self.work) if self.crew.has_quorum() else []
         if (merge := self.rounds.due(self.work)) is not None:
             self.work.merging, self.work.merging_since = merge, self.crew.now
             actions = [*actions, merge]
@@ -176,28 +162,15 @@ class Coordinator:
         merge, self.work.merging = self.work.merging, None
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
-            return self._recompute(event.bad_leases)
+            for lease_id in event.bad_leases:
+                self.work.fail(self.work.answers.pop(lease_id).grant)
+            return [*(Discard(lease_id=lease_id) for lease_id in event.bad_leases), *self._go_on()]
         for unit in event.confirmed:
             self.work.failures.pop(unit, None)
-        actions = self._ban(merge)
+        actions = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone(merge))]
         self.work.committed(merge)
         actions.append(Commit(merge=merge, tokens=self.work.tokens))
         if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [*actions, Finish(reason=COMPLETE, complete=True)]
         return [*actions, *self.rounds.next(self.work), *self._go_on()]
-
-    def _recompute(self, bad_leases: tuple[int, ...]) -> list[Action]:
-        actions: list[Action] = []
-        for lease_id in bad_leases:
-            self.work.fail(self.work.answers.pop(lease_id).grant)
-            actions.append(Discard(lease_id=lease_id))
-        return [*actions, *self._go_on()]
-
-    def _ban(self, merge: Merge) -> list[Action]:
-        """Remove the members of nodes whose contributions were unusable in several rounds."""
-        actions: list[Action] = []
-        for worker in self.crew.ban(self.work.failed_alone(merge)):
-            self._remove_member(worker)
-            actions.append(Send(worker=worker, message=Stop(reason=BANNED, refused=True)))
-        return actions

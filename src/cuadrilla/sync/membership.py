@@ -6,15 +6,17 @@ much of that time was transfer, and a bound limits that.
 A node that fails units that others can compute is left out, from the second such round until the coordinator restarts.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cuadrilla.link.base import Hello, Progress, node_of
+from cuadrilla.link.base import Hello, Progress, ToCoordinator, node_of
 from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
 from cuadrilla.sync.ledger import Grant
 
+QUORUM_SECONDS = 15.0
 MAX_FAILED_ROUNDS = 2
 BANNED = Message(
     "excluded: its contributions were unusable in {rounds} rounds; to let it in again, restart the coordinator "
@@ -47,8 +49,7 @@ class Rules:
     num_steps: int
     quorum: int = 1
     """The first lease waits for this many members, less those that were refused or have left, but at most
-    `quorum_seconds` after the first of them joined. Else that member would get the whole round, however slow it is."""
-    quorum_seconds: float = 15.0
+    `QUORUM_SECONDS` after the first of them joined. Else that member would get the whole round, however slow it is."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """What every member's environment must contain: the version of cuadrilla, a hash of the model's code."""
     same_environment: bool = False
@@ -79,7 +80,7 @@ class Membership:
 
     `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned`: nodes that are
     left out for it. `environment`: that of the first member, in strict mode. `volume`: bytes that a round moves / those
-    of an exact round. `departed`: left or refused workers.
+    of an exact round. `begins_at`: when the first lease waits no longer. `known`: all workers that were heard.
     """
 
     rules: Rules
@@ -89,9 +90,8 @@ class Membership:
     banned: set[str] = field(default_factory=set)
     environment: dict[str, str] | None = None
     volume: float = 1.0
-    waiting_since: float | None = None
-    has_quorum: bool = False
-    departed: set[str] = field(default_factory=set)
+    begins_at: float = math.inf
+    known: set[str] = field(default_factory=set)
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
@@ -113,25 +113,24 @@ class Membership:
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
         return ""
 
-    def note_quorum(self) -> bool:
-        """Whether the first round can begin: enough members have joined, or the wait is over."""
-        if not self.has_quorum and self.members:
-            since = self.waiting_since = self.now if self.waiting_since is None else self.waiting_since
-            enough = len(self.members.keys() | self.departed) >= self.rules.quorum
-            self.has_quorum = enough or self.now - since >= self.rules.quorum_seconds
-        return self.has_quorum
+    def has_quorum(self) -> bool:
+        """Whether the first round can begin: there is a member, and enough were heard, or the wait is over."""
+        if self.members:
+            is_enough = len(self.known) >= self.rules.quorum
+            self.begins_at = min(self.begins_at, self.now + (0.0 if is_enough else QUORUM_SECONDS))
+        return self.now >= self.begins_at
 
     # -- signs of life -------------------------------------------------------------------------------------------------
 
-    def hear(self, worker: str, progress: Progress) -> bool:
-        """Note a heartbeat. False if the worker is not a member."""
+    def hear(self, worker: str, message: ToCoordinator) -> bool:
+        """Note a sign of life, which an unusable answer is, too. False if the worker is not a member."""
+        self.known.add(worker)
         member = self.members.get(worker)
-        if member is None:
-            return False
-        member.heard_at = self.now
-        if progress.micro_steps > member.micro_steps:
-            member.micro_steps, member.progress_at = progress.micro_steps, self.now
-        return True
+        if member is not None:
+            member.heard_at = self.now
+            if isinstance(message, Progress) and message.micro_steps > member.micro_steps:
+                member.micro_steps, member.progress_at = message.micro_steps, self.now
+        return member is not None
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:
         """Why this member must be removed, as silent or as hanging in `lease`; "" if it need not be."""

@@ -291,7 +291,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         lost_after_seconds=crew.lost_after_seconds if crew else None,
         hung_after_seconds=max(HUNG_AFTER_SECONDS, 2 * crew.lost_after_seconds) if crew else None,
     )
-    made = Coordinator.restore(state or BEGINNING, rules=rules, rounds=equipment.strategy.rounds())
+    made = Coordinator(rules=rules, rounds=equipment.strategy.rounds(), state=state or BEGINNING)
     # An answer to a lease of an earlier process must never match a lease of this one.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
     return made
