@@ -207,7 +207,7 @@ def test_a_history_computed_by_hand(strict: bool) -> None:
         answers.append(answer_of(worker, tokens=tokens))
     reduced = merge.reduce(answers, planned_tokens=4)
     assert reduced.norm == pytest.approx(4 * math.sqrt(5))
-    assert merge.step(norm=reduced.norm, version=1, steps=1) == 0.5
+    assert merge.step(reduced.update, norm=reduced.norm, version=1, steps=1) == 0.5
     assert torch.equal(theta["w"].detach(), torch.full((5,), -2.0))
 
 

@@ -83,8 +83,8 @@ class Crew(driver.Crew):
     def merge(self, action: events.Merge) -> None:
         if any(answer.contribution.tokens for answer in action.answers):
             reduced = self.merging.reduce(action.answers, planned_tokens=self.planned_tokens)
-            self.gradients.append(flat(self.merging.update()))
-            self.merging.step(norm=reduced.norm, version=action.version, steps=1)
+            self.gradients.append(flat(reduced.update))
+            self.merging.step(reduced.update, norm=reduced.norm, version=action.version, steps=1)
         self.weights.append(flat(self.params))
 
     def contribution(self, grant: Grant, *, valid: bool) -> Contribution:

@@ -173,7 +173,7 @@ class SimWeights:
         self.merged = tuple(SimAnswer.of(answer.contribution.tensors) for answer in answers)
         bad = tuple(index for index, part in enumerate(self.merged) if not part.finite)
         self.total = sum(part.total for part in self.merged) & MASK
-        return Reduced(norm=math.nan if bad else 1.0, bad=bad)
+        return Reduced(update={"total": as_tensor(self.total)}, norm=math.nan if bad else 1.0, bad=bad)
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         return [1.0 for _ in answers]
@@ -182,16 +182,10 @@ class SimWeights:
         del tensors, num_units
         return True
 
-    def update(self) -> dict[str, Tensor]:
-        return {"total": as_tensor(self.total)}
-
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
-        self.total = number_of(update["total"])
-
-    def step(self, *, norm: float, version: int, steps: int) -> float:
+    def step(self, update: Mapping[str, Tensor], *, norm: float, version: int, steps: int) -> float:
         del norm, version, steps
         self.point()
-        self.theta = mix(self.theta, self.total)
+        self.theta = mix(self.theta, number_of(update["total"]))
         self.point()
         return 1.0
 
@@ -261,7 +255,7 @@ class VirtualStore:
     unlogged: None = None  # there are no metrics
     held_out: HeldOut = field(default_factory=HeldOut)  # nor evaluations
 
-    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
+    def journal(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
         self.audit.judge_round(header, self.weights)
         if self.save_now:
             return
@@ -271,7 +265,7 @@ class VirtualStore:
             return
         self.point()  # only a temporary file is there
         header = {**header, "after": self.after}
-        total = sum(number_of(total) for total in update().values())
+        total = sum(number_of(total) for total in update.values())
         self.disk.journal[header["version"]], self.after = (header, total), record_crc(header, total)
         self.point()
 

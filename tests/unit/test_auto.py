@@ -162,13 +162,13 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     recipe = Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0)
     merge = Strategy(kind="auto").merge(model, recipe)
     merge.version(steps=1)
-    merge.reduce([answer({GRADIENT + name: torch.ones_like(p) for name, p in model.items()})], planned_tokens=10)
-    merge.step(norm=1.0, version=1, steps=1)
+    answers = [answer({GRADIENT + name: torch.ones_like(p) for name, p in model.items()})]
+    merge.step(merge.reduce(answers, planned_tokens=10).update, norm=1.0, version=1, steps=1)
     before = model["matrix"].detach().clone()
     merge.version(steps=4)
     form, _ = windows(steps=4).contributions_like(model, recipe)
-    merge.reduce([answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})], planned_tokens=10)
-    merge.step(norm=1.0, version=5, steps=4)
+    answers = [answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})]
+    merge.step(merge.reduce(answers, planned_tokens=10).update, norm=1.0, version=5, steps=4)
     assert before.abs().min() > 0
     assert torch.equal(model["matrix"], before)
 

@@ -119,9 +119,9 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
             k: (t.dtype, t.shape) for k, t in form.items()
         }
         reduced = merge.reduce([answer], planned_tokens=10)
-        redone.load_update({name: tensor.clone() for name, tensor in merge.update().items()})
         for one in (merge, redone):
-            one.step(norm=reduced.norm, version=version, steps=1)
+            update = {name: tensor.clone() for name, tensor in reduced.update.items()}
+            one.step(update, norm=reduced.norm, version=version, steps=1)
         worker.apply(merge.version(steps=1))
     assert merge.version(steps=1).keys() == strategy.versions_like(models[0], recipe)[0].keys()
     for model in models[1:]:

@@ -69,8 +69,8 @@ def test_weights_and_state_are_means_by_tokens_at_the_rates_of_the_runs_steps(sh
     merge = windows(steps=STEPS, bits=32).merge(model, recipe([]))
     answers = [lane(merge, gradient=2.0, tokens=15, rates=rates), lane(merge, gradient=-2.0, tokens=5, rates=rates)]
     assert rates == 2 * [9, 10, 11, 12]
-    merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, version=12, steps=STEPS)
+    reduced = merge.reduce(answers, planned_tokens=80)
+    merge.step(reduced.update, norm=1.0, version=12, steps=STEPS)
     wanted = {
         name: 0.75 * t + 0.25 * answers[1].contribution.tensors[name]
         for name, t in answers[0].contribution.tensors.items()
@@ -86,8 +86,8 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
     model, rates = nn.ParameterDict({"w": torch.zeros(3)}), list[float]()
     merge = windows(steps=STEPS, bits=32).merge(model, recipe(rates, ADAMW))
     answers = [lane(merge, gradient=2.0, tokens=tokens, rates=[], optimizer=ADAMW) for tokens in (15, 5)]
-    merge.reduce(answers, planned_tokens=80)
-    merge.step(norm=1.0, version=12, steps=STEPS)
+    reduced = merge.reduce(answers, planned_tokens=80)
+    merge.step(reduced.update, norm=1.0, version=12, steps=STEPS)
     assert rates == [9, 10, 11, 12, 12]  # the last one is reported for the window
     weight, mean, square, section = 0.0, 0.0, 0.0, AdamWSection(kind="adamw")
     for step in range(1, STEPS + 1):
@@ -105,8 +105,8 @@ def test_adaptive_parameters_take_the_windows_steps_with_the_mean_gradient() -> 
 def test_one_lane_with_adamw_is_adamw_alone() -> None:
     model, alone = (nn.ParameterDict({"w": torch.zeros(3)}) for _ in range(2))
     merge = windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
-    merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
-    merge.step(norm=1.0, version=12, steps=STEPS)
+    reduced = merge.reduce([lane(merge, gradient=3.0, tokens=20, rates=[], optimizer=ADAMW)], planned_tokens=80)
+    merge.step(reduced.update, norm=1.0, version=12, steps=STEPS)
     optimizer = ADAMW(alone)
     for _ in range(STEPS):
         alone["w"].grad = torch.full((3,), 3.0)
@@ -119,8 +119,8 @@ def test_a_lane_that_is_the_whole_window_is_taken_over_with_its_own_steps() -> N
     merge = windows(steps=STEPS, bits=32).merge(model, recipe([], ADAMW))
     answer = lane(merge, gradient=2.0, tokens=20, rates=[], optimizer=ADAMW, whole=True)
     assert merge.is_plausible(answer.contribution.tensors, num_units=1)
-    merge.reduce([answer], planned_tokens=80)
-    merge.step(norm=1.0, version=12, steps=STEPS)
+    reduced = merge.reduce([answer], planned_tokens=80)
+    merge.step(reduced.update, norm=1.0, version=12, steps=STEPS)
     said, version = answer.contribution.tensors, merge.version(steps=STEPS)
     assert torch.equal(model["w"].detach(), said["w"])
     assert said["w"].abs().min() > 0

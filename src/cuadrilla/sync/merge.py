@@ -43,7 +43,6 @@ class Merger:
         self._windows_from, self._bits = windows_from, bits
         self._statistics = RunningStatistics(model)
         self._optimizer = recipe.make_optimizer(self._params)
-        self._means: dict[str, Tensor] = {}
         self._in_windows = windows_from <= 1
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
@@ -67,20 +66,19 @@ class Merger:
         )
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Prepare the update. If there are several answers, one that claims to be a whole window is bad."""
+        """Merge contributions to an update. If there are several, one that claims to be a whole window is bad."""
         said = [answer.contribution for answer in answers]
         claimed = tuple(i for i, each in enumerate(said) if self._is_whole(each.tensors))
         if claimed and len(answers) > 1:
-            return Reduced(norm=math.nan, bad=claimed)
-        self.load_update({})  # the last one may have been skipped, and holds memory
+            return Reduced(update={}, norm=math.nan, bad=claimed)
         names = [name for name in names_of(said[0].tensors) if name not in self._statistics.record]
         update = {name: self._merged(name, said, planned_tokens=planned_tokens) for name in names}
-        self.load_update(update | self._statistics.means([each.tensors for each in said]))
         directions = self._direction_names(update)
         norm = _norm([update[name] for name in directions])
         rest = _norm([update[name] for name in update.keys() - set(directions)])
         norm = norm if math.isfinite(rest) else rest
-        return Reduced(norm=norm, bad=() if math.isfinite(norm) else self._unusable(answers))
+        update |= self._statistics.means([each.tensors for each in said])
+        return Reduced(update=update, norm=norm, bad=() if math.isfinite(norm) else self._unusable(answers))
 
     def _merged(self, name: str, said: Sequence[Contribution], *, planned_tokens: int) -> Tensor:
         """The sum of gradients or squares, scaled to the planned tokens; of anything else the mean by tokens."""
@@ -137,40 +135,33 @@ class Merger:
 
     # -- an update becomes the next version ----------------------------------------------------------------------------
 
-    def update(self) -> Mapping[str, Tensor]:
-        gradients = {GRADIENT + name: p.grad for name, p in self._params.items() if p.grad is not None}
-        return {**gradients, **self._means}
-
-    def load_update(self, update: Mapping[str, Tensor]) -> None:
-        """Keep gradients as `.grad`, and all else in `_means`."""
+    @torch.no_grad()
+    def step(self, update: Mapping[str, Tensor], *, norm: float, version: int, steps: int) -> float:
+        """Apply an update. Returns the last step's `lr_factor`."""
+        update = {name: tensor.to(self._place) for name, tensor in update.items()}
         for name, parameter in self._params.items():
+            if name in update:
+                parameter.add_(update[name])
             gradient = update.get(GRADIENT + name)
             parameter.grad = None if gradient is None else gradient.to(parameter)
-        self._means = {name: t.to(self._place) for name, t in update.items() if not name.startswith(GRADIENT)}
-
-    @torch.no_grad()
-    def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Apply the prepared update. Returns the last step's `lr_factor`."""
-        for name, parameter in self._params.items():
-            if name in self._means:
-                parameter.add_(self._means[name])
-        if state := state_in(self._means):
+        if state := state_in(update):
             self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **state})
-        self._optimize(norm=norm, steps=range(version - steps + 1, version + 1))
-        self._statistics.step(self._means)
-        self.load_update({})
+        squares = {name.removeprefix(SQUARE): tensor for name, tensor in update.items() if name.startswith(SQUARE)}
+        self._optimize(squares, norm=norm, steps=range(version - steps + 1, version + 1))
+        self._statistics.step(update)
         return self._recipe.lr_factor(version)
 
-    def _optimize(self, *, norm: float, steps: range) -> None:
+    def _optimize(self, squares: Mapping[str, Tensor], *, norm: float, steps: range) -> None:
         """Take these optimizer steps with the gradients, if there are any."""
         gradients = [parameter.grad for parameter in self._params.values() if parameter.grad is not None]
-        squares = {name.removeprefix(SQUARE): t for name, t in self._means.items() if name.startswith(SQUARE)}
         clip_norm = self._recipe.clip_norm
         if clip_norm and norm > clip_norm and not squares:  # the lanes of a window have clipped their own steps
             for gradient in gradients:
                 gradient.mul_(clip_norm / norm)
         for step in steps if gradients else ():
             self._optimizer.step(self._recipe.lr_factor(step), squares=squares or None)
+        for parameter in self._params.values():
+            parameter.grad = None
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         return self._optimizer.state_tensors()

@@ -79,14 +79,15 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """An update that is merged but not applied. `norm`: its global norm; `bad`: indices of the unusable answers."""
+    """The update of a round, as named tensors, with its global norm. `bad`: indices of the unusable answers."""
 
+    update: Tensors
     norm: float
     bad: tuple[int, ...] = ()
 
 
 class MergeHalf(Protocol):
-    """Works on the model of record. Calls for each version, in order: `reduce`, `update` (for the journal), `step`."""
+    """Works on the model of record. Between `reduce` and `step` the journal stores the update."""
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
         """The tensors that are sent as the version before a round of `steps` steps. Tensors that need no other form
@@ -94,7 +95,7 @@ class MergeHalf(Protocol):
         """
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Prepare the update without changing the weights. It may be called again with other contributions."""
+        """Make an update, without changing the weights. It may be called again with other contributions."""
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         """A norm of each contribution, comparable between them; 0 for a contribution without tokens."""
@@ -102,13 +103,8 @@ class MergeHalf(Protocol):
     def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can hold these values. Checks only what the values can show."""
 
-    def update(self) -> Mapping[str, Tensor]:
-        """The prepared update as named tensors. The journal stores it, and `load_update` restores it."""
-
-    def load_update(self, update: Mapping[str, Tensor]) -> None: ...
-
-    def step(self, *, norm: float, version: int, steps: int) -> float:
-        """Apply the prepared update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
+    def step(self, update: Tensors, *, norm: float, version: int, steps: int) -> float:
+        """Apply an update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """All state besides the model's on which the next versions depend."""

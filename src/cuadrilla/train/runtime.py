@@ -27,6 +27,7 @@ from cuadrilla.link.base import (
     NodeReport,
     Progress,
     Stop,
+    Tensors,
     ToCoordinator,
     ToWorker,
     Version,
@@ -257,7 +258,7 @@ class CoordinatorRuntime:
                 case events.Send():
                     self._send_to(action.worker, action.message)
                 case events.Merge():
-                    self._merge_round(action)
+                    self._handle(self._merge_round(action))
                 case events.Commit():
                     began = self.clock()
                     self._commit(action)  # may evaluate and save
@@ -284,8 +285,8 @@ class CoordinatorRuntime:
 
     # -- a round becomes a version: merge, judge, journal, step --------------------------------------------------------
 
-    def _merge_round(self, action: events.Merge) -> None:
-        """Reduce, judge, journal, step, and report to the state machine. Bad contributions are only reported."""
+    def _merge_round(self, action: events.Merge) -> events.Merged:
+        """Reduce, judge, journal and step. Bad contributions are only reported."""
         contributions = [answer.contribution for answer in action.answers]
         tokens = action.tokens_before + sum(item.tokens for item in contributions)
         loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
@@ -294,36 +295,35 @@ class CoordinatorRuntime:
         if action.steps > 1:
             self._row["steps"] = action.steps
         if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
-            self._row["loss"] = float("nan")
-            nothing = float("nan")
+            self._row["loss"] = nothing = float("nan")
             verdict = self.guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
+            update: Tensors = {}
         else:
             planned_tokens = action.steps * self._rules.step_tokens
             reduced = self.merge.reduce(action.answers, planned_tokens=planned_tokens)
             is_doubted = self.guard.doubts(loss=loss, norm=reduced.norm)
             bad, why = self._suspects.find(action, reduced, is_doubted=is_doubted)
             if bad:
-                self._compute_again(action, bad, why)
-                return
+                return self._compute_again(action, bad, why)
             if reduced.norm == 0 and loss:
                 self._log_incident(Message("the gradient is exactly zero"), action, level=logging.WARNING)
             self._row["grad_norm"] = reduced.norm
-            verdict = self.guard.judge(loss=loss, norm=reduced.norm)
-        self._apply(action, verdict=verdict, tokens=tokens)
+            verdict, update = self.guard.judge(loss=loss, norm=reduced.norm), reduced.update
+        self._apply(action, update, verdict=verdict, tokens=tokens)
         confirmed = tuple(sorted(self._suspects.confirmed))
         self._suspects.forget()
-        self._handle(events.Merged(confirmed=confirmed))
+        return events.Merged(confirmed=confirmed)
 
-    def _compute_again(self, action: events.Merge, bad: Sequence[int], why: Message) -> None:
+    def _compute_again(self, action: events.Merge, bad: Sequence[int], why: Message) -> events.Merged:
         """Have the units of bad contributions computed again by other workers."""
         leases = [action.answers[index].grant for index in bad]
         for lease in leases:
             log.warning("a contribution of %s is computed again: %s (units %s)", lease.worker, why, lease.units[:8])
             named = {"worker": lease.worker, "lease": lease.lease_id, "version": action.version, "units": lease.units}
             self.store.event(why, **named)
-        self._handle(events.Merged(bad_leases=tuple(lease.lease_id for lease in leases)))
+        return events.Merged(bad_leases=tuple(lease.lease_id for lease in leases))
 
-    def _apply(self, action: events.Merge, *, verdict: Verdict, tokens: int) -> None:
+    def _apply(self, action: events.Merge, update: Tensors, *, verdict: Verdict, tokens: int) -> None:
         header = {"version": action.version, "units": action.units, "skipped": action.skipped, "tokens": tokens}
         header |= {"norm": self._row.get("grad_norm"), "verdict": verdict.value, "guard": self.guard.state()}
         header |= {"steps": action.steps, "row": dict(self._row)}
@@ -331,13 +331,13 @@ class CoordinatorRuntime:
             self.store.event("units skipped", version=action.version, units=action.skipped)
         match verdict:
             case Verdict.OK:
-                self.store.journal(header, self.merge.update)
-                factor = self.merge.step(norm=self._row["grad_norm"], version=action.version, steps=action.steps)
-                self._row["lr_factor"] = factor
+                self.store.journal(header, update)
+                norm, version, steps = self._row["grad_norm"], action.version, action.steps
+                self._row["lr_factor"] = self.merge.step(update, norm=norm, version=version, steps=steps)
             case Verdict.SKIP:
                 said = Message("unusually large loss or gradient: this update is skipped, and training continues")
                 self._log_incident(said, action, level=logging.WARNING, kind="update skipped")
-                self.store.journal(header, dict)
+                self.store.journal(header, {})
             case Verdict.ROLL_BACK:
                 said = Message(
                     "too many updates were skipped: back to the last checkpoint, without the data in between"

@@ -135,9 +135,8 @@ class Store:
             guard.load_state(header["guard"])
             row = header["row"]
             if header["verdict"] == Verdict.OK.value:
-                self.merge.load_update(record.update)
-                factor = self.merge.step(norm=header["norm"], version=version, steps=header["steps"])
-                row |= {"lr_factor": factor}
+                norm, steps = header["norm"], header["steps"]
+                row |= {"lr_factor": self.merge.step(record.update, norm=norm, version=version, steps=steps)}
             state = {"version": version, "tokens": header["tokens"]}
         self._version = state["version"]
         if redone := self._version - before:
@@ -149,7 +148,7 @@ class Store:
 
     # -- while it trains -----------------------------------------------------------------------------------------------
 
-    def journal(self, header: Mapping[str, Any], update: Callable[[], Mapping[str, Tensor]]) -> None:
+    def journal(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
         """Make a merged update durable before it is applied.
 
         A failed write is an alarm and makes a checkpoint due. Until that is saved nothing more is appended, because a
@@ -159,7 +158,7 @@ class Store:
             return
         self._checkpoint_due = True
         with self.tolerating(self.run.journal):
-            self._last_crc = append(self.run.journal, header, update(), after=self._last_crc)
+            self._last_crc = append(self.run.journal, header, update, after=self._last_crc)
             self._checkpoint_due = False
 
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
