@@ -30,7 +30,7 @@ from torch import Tensor
 from cuadrilla.errors import ResourceError
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.membership import Rules
-from cuadrilla.sync.strategy import Reduced
+from cuadrilla.sync.merge import Reduced
 from cuadrilla.train.guard import Verdict
 from cuadrilla.train.store import HeldOut
 
@@ -178,8 +178,8 @@ class SimWeights:
     def norms(self, answers: Sequence[Answer]) -> list[float]:
         return [1.0 for _ in answers]
 
-    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        del tensors, num_units
+    def is_plausible(self, tensors: Mapping[str, Tensor], **claims: int) -> bool:
+        del tensors, claims
         return True
 
     def step(self, update: Mapping[str, Tensor], *, norm: float, version: int, steps: int) -> float:
@@ -188,13 +188,6 @@ class SimWeights:
         self.theta = mix(self.theta, number_of(update["total"]))
         self.point()
         return 1.0
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """None: there is no state but θ."""
-        return {}
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        assert not tensors
 
 
 # -- the disk ----------------------------------------------------------------------------------------------------------

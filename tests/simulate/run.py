@@ -17,6 +17,7 @@ from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, S
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, exact
 from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.merge import Merger
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.runtime import CoordinatorRuntime
 from cuadrilla.train.store import Store
@@ -160,7 +161,7 @@ class World:
         store = VirtualStore(self.point, self.disk, self.weights, self.audit, saved, after)
         self.coordination = CoordinatorRuntime(
             coordinator=self.coordinator,
-            merge=self.weights,
+            merge=cast(Merger, self.weights),
             guard=guard,
             store=cast(Store, store),
             sinks=(),

@@ -1,7 +1,6 @@
 """The strategies that `sync.kind` names: which worker half, rounds and tensors each has. They share the merge half."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,9 +16,6 @@ from cuadrilla.sync.statistics import statistics_of, with_own_statistics
 from cuadrilla.sync.strategy import Forms, Recipe
 from cuadrilla.sync.windows import WindowsWorker, window_forms
 from cuadrilla.sync.work import Rounds
-
-WINDOWS_FROM = {"exact": math.inf, "windows": 0.0, "auto": 2.0}
-"""Rounds of at least this many steps are windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,7 @@ class Strategy:
         return WindowsWorker(model, recipe, strict=self.strict, bits=self.bits)
 
     def merge(self, model: nn.Module, recipe: Recipe) -> Merger:
-        return Merger(model, recipe, windows_from=WINDOWS_FROM[self.kind], bits=self.bits)
+        return Merger(model, recipe, windows_from=1 if self.kind == "windows" else 2, bits=self.bits)
 
     def rounds(self) -> Rounds:
         if self.kind == "auto":

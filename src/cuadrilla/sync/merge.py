@@ -16,6 +16,7 @@ this process it is the `.grad` that its passes have filled.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from cuadrilla.sync.compact import expanded, names_of
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import FIXED_POINT_SCALE, as_double, place_of_double
 from cuadrilla.sync.statistics import RunningStatistics
-from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Recipe, Reduced, trainable
+from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Recipe, trainable
 from cuadrilla.sync.windows import SQUARES, state_in, window_version
 
 OUTLIER_RATIO = 100.0
@@ -33,44 +34,57 @@ OUTLIER_RATIO = 100.0
 by much less, however few tokens one of them holds."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """The update of a round, as named tensors, with its global norm. `bad`: indices of the unusable answers."""
+
+    update: Tensors
+    norm: float
+    bad: tuple[int, ...] = ()
+
+
 class Merger:
-    """It owns the optimizer, and its model is the model of record. `windows_from`: rounds of at least this many steps
-    are windows, shorter ones are exact. `bits`: of most numbers of a window on the wire.
+    """The merge half. It owns the optimizer, and its model is the model of record. Between `reduce` and `step` the
+    journal stores the update.
+
+    `windows_from`: rounds of at least this many steps are windows, shorter ones are exact. `bits`: of most numbers of a
+    window on the wire.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, *, windows_from: float = math.inf, bits: int = 8) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, *, windows_from: int = 2, bits: int = 8) -> None:
         self._params, self._recipe = trainable(model), recipe
         self._windows_from, self._bits = windows_from, bits
         self._statistics = RunningStatistics(model)
-        self._optimizer = recipe.make_optimizer(self._params)
-        self._in_windows = windows_from <= 1
+        self.optimizer = recipe.make_optimizer(self._params)
 
     def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        self._in_windows = steps >= self._windows_from
-        if not self._in_windows:
+        """The tensors that are sent as the version before a round of `steps` steps. Tensors that need no other form for
+        the wire are those of record themselves, not copies.
+        """
+        if steps < self._windows_from:
             return {**self._params, **self._statistics.record}
-        return window_version(self._params, self._optimizer, bits=self._bits)
+        return window_version(self._params, self.optimizer, bits=self._bits)
 
     # -- answers become an update --------------------------------------------------------------------------------------
 
-    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether the tensors are of the open round's kind, no square is negative (its root would be NaN on all workers
-        for the rest of the run), and `num_units` units can have these running statistics, which stay in the model.
+    def is_plausible(self, tensors: Tensors, *, num_units: int, steps: int, whole: bool) -> bool:
+        """Whether a contribution to a round of `steps` steps is of the round's kind, and only a `whole` one has the
+        form of a whole window; no square is negative (its root would be NaN on all workers for the rest of the run);
+        and `num_units` units can have these running statistics, which stay in the model.
         """
-        in_windows = any(not name.startswith(GRADIENT) for name in tensors.keys() - self._statistics.record.keys())
+        in_window = any(not name.startswith(GRADIENT) for name in tensors.keys() - self._statistics.record.keys())
+        claims_whole = any(GRADIENT + name not in tensors for name in self.optimizer.adaptive)
         squares = (expanded(tensors, name) for name in tensors if name.startswith(SQUARES))
         return (
-            in_windows == self._in_windows
+            in_window == (steps >= self._windows_from)
+            and (whole or not claims_whole)
             and all(bool((square >= 0).all()) for square in squares)
             and self._statistics.can_be(tensors, num_units=num_units)
         )
 
     def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Merge contributions to an update. If there are several, one that claims to be a whole window is bad."""
+        """Merge contributions to an update, without changing the weights."""
         said = [answer.contribution for answer in answers]
-        claimed = tuple(i for i, each in enumerate(said) if self._is_whole(each.tensors))
-        if claimed and len(answers) > 1:
-            return Reduced(update={}, norm=math.nan, bad=claimed)
         names = [name for name in names_of(said[0].tensors) if name not in self._statistics.record]
         update = {name: self._merged(name, said, planned_tokens=planned_tokens) for name in names}
         directions = self._direction_names(update)
@@ -106,7 +120,9 @@ class Merger:
         return total
 
     def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """The norm of each contribution's changes and gradients; a gradient is scaled as if it had all tokens."""
+        """The norm of each contribution's changes and gradients, comparable between them: a gradient is scaled as if it
+        had all tokens. 0 for a contribution without tokens.
+        """
         total = sum(answer.contribution.tokens for answer in answers)
         return [self._norm_of(answer.contribution, total=total) for answer in answers]
 
@@ -122,9 +138,6 @@ class Merger:
         bad = tuple(i for i, answer in enumerate(answers) if not _all_finite(answer.contribution))
         return bad or outliers(self.norms(answers)) or tuple(range(len(answers)))
 
-    def _is_whole(self, tensors: Tensors) -> bool:
-        return any(GRADIENT + name not in tensors for name in self._optimizer.adaptive)
-
     def _direction_names(self, tensors: Tensors) -> list[str]:
         """For each parameter the name of its gradient, or of its change if `tensors` hold no gradient of it."""
         return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._params]
@@ -136,8 +149,8 @@ class Merger:
     # -- an update becomes the next version ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, update: Mapping[str, Tensor], *, norm: float, version: int, steps: int) -> float:
-        """Apply an update. Returns the last step's `lr_factor`."""
+    def step(self, update: Tensors, *, norm: float, version: int, steps: int) -> float:
+        """Apply an update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
         update = {name: tensor.to(self._place) for name, tensor in update.items()}
         for name, parameter in self._params.items():
             if name in update:
@@ -145,7 +158,7 @@ class Merger:
             gradient = update.get(GRADIENT + name)
             parameter.grad = None if gradient is None else gradient.to(parameter)
         if state := state_in(update):
-            self._optimizer.load_state_tensors({**self._optimizer.state_tensors(), **state})
+            self.optimizer.load_state_tensors({**self.optimizer.state_tensors(), **state})
         squares = {name.removeprefix(SQUARE): tensor for name, tensor in update.items() if name.startswith(SQUARE)}
         self._optimize(squares, norm=norm, steps=range(version - steps + 1, version + 1))
         self._statistics.step(update)
@@ -159,15 +172,9 @@ class Merger:
             for gradient in gradients:
                 gradient.mul_(clip_norm / norm)
         for step in steps if gradients else ():
-            self._optimizer.step(self._recipe.lr_factor(step), squares=squares or None)
+            self.optimizer.step(self._recipe.lr_factor(step), squares=squares or None)
         for parameter in self._params.values():
             parameter.grad = None
-
-    def state_tensors(self) -> Mapping[str, Tensor]:
-        return self._optimizer.state_tensors()
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._optimizer.load_state_tensors(tensors)
 
 
 def outliers(sizes: Sequence[float]) -> tuple[int, ...]:

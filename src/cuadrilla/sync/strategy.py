@@ -1,4 +1,4 @@
-"""The interface of a strategy's merge half. A strategy (`kinds.py`), which `sync.kind` chooses, has three parts:
+"""The words that all strategies share. A strategy (`kinds.py`), which `sync.kind` chooses, has three parts:
 
     worker half   the passes of a lease → a contribution        on every worker, with the worker's own model
     merge half    contributions → an update → the next version  on the coordinator, with the model of record
@@ -20,7 +20,6 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from cuadrilla.link.base import Tensors
-from cuadrilla.sync.events import Answer
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
 """Name prefixes of tensors. Gradients and squares are sums, divided by the planned tokens."""
@@ -75,41 +74,6 @@ class Sums:
     loss: float = 0.0
     tokens: int = 0
     valid: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduced:
-    """The update of a round, as named tensors, with its global norm. `bad`: indices of the unusable answers."""
-
-    update: Tensors
-    norm: float
-    bad: tuple[int, ...] = ()
-
-
-class MergeHalf(Protocol):
-    """Works on the model of record. Between `reduce` and `step` the journal stores the update."""
-
-    def version(self, *, steps: int) -> Mapping[str, Tensor]:
-        """The tensors that are sent as the version before a round of `steps` steps. Tensors that need no other form
-        for the wire are those of record themselves, not copies.
-        """
-
-    def reduce(self, answers: Sequence[Answer], *, planned_tokens: int) -> Reduced:
-        """Make an update, without changing the weights. It may be called again with other contributions."""
-
-    def norms(self, answers: Sequence[Answer]) -> list[float]:
-        """A norm of each contribution, comparable between them; 0 for a contribution without tokens."""
-
-    def is_plausible(self, tensors: Mapping[str, Tensor], *, num_units: int) -> bool:
-        """Whether a contribution of `num_units` units can hold these values. Checks only what the values can show."""
-
-    def step(self, update: Tensors, *, norm: float, version: int, steps: int) -> float:
-        """Apply an update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
-
-    def state_tensors(self) -> Mapping[str, Tensor]:
-        """All state besides the model's on which the next versions depend."""
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

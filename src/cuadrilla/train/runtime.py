@@ -36,7 +36,7 @@ from cuadrilla.log import NOTE
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.strategy import MergeHalf
+from cuadrilla.sync.merge import Merger
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.nodelog import NodeLogs
 from cuadrilla.train.sinks import Scalars, Sink
@@ -78,7 +78,7 @@ class CoordinatorRuntime:
     """
 
     coordinator: Coordinator
-    merge: MergeHalf
+    merge: Merger
     guard: Guard
     store: Store
     sinks: Sequence[Sink]
@@ -228,11 +228,12 @@ class CoordinatorRuntime:
 
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can have these numbers."""
-        most = self.max_unit_tokens
+        most, steps = self.max_unit_tokens, self._work.steps
+        whole = num_units == steps * self._rules.units_per_step
         return (
             (most is None or message.tokens <= most * num_units)
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
-            and self.merge.is_plausible(message.tensors, num_units=num_units)
+            and self.merge.is_plausible(message.tensors, num_units=num_units, steps=steps, whole=whole)
         )
 
     def _show_progress(self) -> None:

@@ -22,7 +22,7 @@ from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.model.weights import WEIGHTS, read_tensors
 from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, read_object, write_json
-from cuadrilla.sync.strategy import MergeHalf
+from cuadrilla.sync.merge import Merger
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.journal import append, read_records, remove_records
@@ -59,7 +59,7 @@ class Store:
 
     run: RunDir
     section: CheckpointSection
-    merge: MergeHalf
+    merge: Merger
     tensors: Mapping[str, Tensor]
     with_journal: bool
     identity: Mapping[str, Any]
@@ -125,7 +125,7 @@ class Store:
     def _load(self, checkpoint: Path) -> None:
         """Take over the weights and the optimizer's state of a verified checkpoint. Raises CheckpointError."""
         files.copy_into(self.tensors, read_tensors(checkpoint / WEIGHTS), path=checkpoint)
-        self.merge.load_state_tensors(read_tensors(checkpoint / files.OPTIMIZER))
+        self.merge.optimizer.load_state_tensors(read_tensors(checkpoint / files.OPTIMIZER))
 
     def _redo(self, state: dict[str, Any], guard: Guard) -> dict[str, Any]:
         """Apply the journal's records that follow `state`; return the coordinator's state after them."""
@@ -186,7 +186,7 @@ class Store:
         files.save_checkpoint(
             self.run.checkpoints,
             model=self.tensors,
-            optimizer=self.merge.state_tensors(),
+            optimizer=self.merge.optimizer.state_tensors(),
             state={"version": version, **snapshot(), "identity": self.identity, "journal": self._last_crc},
         )
         self._saved_version, self._checkpoint_due = version, False

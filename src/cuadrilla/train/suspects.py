@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cuadrilla.messages import Message
 from cuadrilla.sync import events
-from cuadrilla.sync.merge import outliers
-from cuadrilla.sync.strategy import MergeHalf, Reduced
+from cuadrilla.sync.merge import Merger, Reduced, outliers
 
 NON_FINITE, OUTLIER = Message("non-finite"), Message("outlier")
 
@@ -20,7 +19,7 @@ class Suspects:
     `confirmed`: units of leases that looked wrong, and did so again when another worker had computed them.
     """
 
-    def __init__(self, *, merge: MergeHalf, event: Callable[..., None]) -> None:
+    def __init__(self, *, merge: Merger, event: Callable[..., None]) -> None:
         self._merge = merge
         self._event = event
         self._seen: set[tuple[int, ...]] = set()
