@@ -44,7 +44,7 @@ class Crew:
                 case events.Send(worker=worker, message=Lease() as lease):
                     self._abandon(worker)
                     self.leases[lease.lease_id] = ledger.Grant(
-                        lease_id=lease.lease_id, worker=worker, units=lease.units, version=lease.version
+                        lease_id=lease.lease_id, worker=worker, units=lease.units
                     )
                     self.granted_at[lease.lease_id] = self.now
                 case events.Send(message=Stop()):

@@ -90,9 +90,7 @@ class Crew(driver.Crew):
     def contribution(self, grant: Grant, *, valid: bool) -> Contribution:
         """The worker's contribution, computed from the newest weights, even for a late lease."""
         model, sync, pass_sequences = self.workers[grant.worker]
-        lease = Lease(
-            lease_id=grant.lease_id, version=grant.version, units=grant.units, planned_tokens=self.planned_tokens
-        )
+        lease = Lease(lease_id=grant.lease_id, version=0, units=grant.units, planned_tokens=self.planned_tokens)
         section = TrainSection(batch_sequences=32, unit_sequences=UNIT, pass_sequences=pass_sequences)
         return answer(lease, task=self.task, model=model, sync=sync, weights=self.params, section=section)
 

@@ -149,14 +149,13 @@ class Coordinator:
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
-        """Lease free units, and begin the merge of the next version if it is due."""
+        """Begin the merge of the next version if every unit of the round is counted; else lease those that are free."""
         if self.work.merging is not None:
             return []
-        actions = self.rounds.deal(self.work) if self.crew.has_quorum() else []
-        if (merge := self.rounds.due(self.work)) is not None:
-            self.work.merging, self.work.merging_since = merge, self.crew.now
-            actions = [*actions, merge]
-        return actions
+        if not self.work.ledger.uncounted:
+            self.work.merging = self.work.merge()
+            return [self.work.merging]
+        return self.rounds.deal(self.work) if self.crew.has_quorum() else []
 
     def _after_merge(self, event: Merged) -> list[Action]:
         merge, self.work.merging = self.work.merging, None
@@ -169,7 +168,7 @@ class Coordinator:
             self.work.failures.pop(unit, None)
         actions = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone(merge))]
         self.work.committed(merge)
-        actions.append(Commit(merge=merge, tokens=self.work.tokens))
+        actions.append(Commit(merge=merge))
         if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [*actions, Finish(reason=COMPLETE, complete=True)]

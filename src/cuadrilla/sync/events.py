@@ -65,7 +65,7 @@ class Answer:
 @dataclass(frozen=True, kw_only=True)
 class Merge:
     """Make `version` from these answers, in this order; it is `steps` optimizer steps after the one before. `units`:
-    all units of the round, with those in `skipped`.
+    all units of the round, with those in `skipped`. `at`: when the round was complete.
     """
 
     version: int
@@ -73,13 +73,16 @@ class Merge:
     answers: tuple[Answer, ...]
     units: tuple[int, ...]
     skipped: tuple[int, ...]
-    tokens_before: int
+    at: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.contribution.tokens for answer in self.answers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     merge: Merge
-    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)

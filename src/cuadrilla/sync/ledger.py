@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """A lease. `version`: the weights it is computed from; `at`: when it was granted, by the coordinator's clock."""
+    """A lease. `at`: when it was granted, by the coordinator's clock."""
 
     lease_id: int
     worker: str
     units: tuple[int, ...]
-    version: int = 0
     at: float = 0.0
 
 
@@ -46,12 +45,12 @@ class Ledger:
         self.uncounted.update(range(self.opened, self.opened + count))
         self.opened += count
 
-    def grant(self, worker: str, units: Iterable[int], *, version: int = 0, at: float = 0.0) -> Grant:
+    def grant(self, worker: str, units: Iterable[int], *, at: float) -> Grant:
         """Lease these units (at least one), which another worker may also hold."""
         chosen = tuple(sorted(units))
         assert chosen
         assert self.uncounted.issuperset(chosen)
-        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=chosen, version=version, at=at)
+        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=chosen, at=at)
         self.next_lease_id += 1
         self.leases[lease.lease_id] = lease
         return lease

@@ -1,7 +1,7 @@
 """The work of a run, and the rule by which it is leased.
 
-`Work` keeps which units are free, leased, answered, failed or skipped. `Rounds` decides what is leased to whom, and
-when a version is due. A round is a fixed set of units, shared so that all members finish at the same time.
+`Work` keeps which units are free, leased, answered, failed or skipped. `Rounds` decides what is leased to whom. A round
+is a fixed set of units, shared so that all members finish at the same time.
 """
 
 import itertools
@@ -54,14 +54,18 @@ class Work:
     opened_at: float = 0.0
     merge_seconds: float = 0.0
     merging: Merge | None = None
-    merging_since: float = 0.0
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     @property
+    def units(self) -> range:
+        """The units of the open round; none between two rounds."""
+        return range(self.version * self.rules.units_per_step, self.ledger.opened)
+
+    @property
     def steps(self) -> int:
         """Optimizer steps of the open round: the version number grows by one for each."""
-        return self.ledger.opened // self.rules.units_per_step - self.version
+        return len(self.units) // self.rules.units_per_step
 
     def open_round(self, kind: Round) -> None:
         """Open the next units of the run, for the steps of this round or for the rest of the run."""
@@ -88,12 +92,12 @@ class Work:
         """Lease these units, which another worker may also hold; no action if there is none."""
         if not units:
             return []
-        grant = self.ledger.grant(worker, units, version=self.version, at=self.crew.now)
-        whole = len(grant.units) == self.steps * self.rules.units_per_step
+        grant = self.ledger.grant(worker, units, at=self.crew.now)
+        whole = len(grant.units) == len(self.units)
         parts = self.kind.parts if whole else 1
         lease = Lease(
             lease_id=grant.lease_id,
-            version=grant.version,
+            version=self.version,
             units=grant.units,
             planned_tokens=self.steps * self.rules.step_tokens,
             steps=self.steps * parts,
@@ -120,7 +124,7 @@ class Work:
         self.ledger.uncounted.update(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
-        is_smallest = len(grant.units) <= max(map(len, self.groups))
+        is_smallest = len(grant.units) <= len(self.groups[0])
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
             self.ledger.uncounted.difference_update(grant.units)
             self.ledger.end(units=grant.units)
@@ -133,9 +137,9 @@ class Work:
             version=self.version + self.steps,
             steps=self.steps,
             answers=tuple(ordered),
-            units=tuple(range(self.version * self.rules.units_per_step, self.ledger.opened)),
+            units=tuple(self.units),
             skipped=tuple(sorted(self.skipped)),
-            tokens_before=self.tokens,
+            at=self.crew.now,
         )
 
     def failed_alone(self, merge: Merge) -> set[str]:
@@ -145,15 +149,11 @@ class Work:
 
     def committed(self, merge: Merge) -> None:
         self.version, self.step_seconds = merge.version, (self.crew.now - self.opened_at) / merge.steps
-        self.merge_seconds = (self.merge_seconds + self.crew.now - self.merging_since) / (
-            2 if self.merge_seconds else 1
-        )
-        self.tokens += sum(answer.contribution.tokens for answer in merge.answers)
-        for answer in merge.answers:
-            del self.answers[answer.grant.lease_id]
-        self.skipped.difference_update(merge.skipped)
-        for unit in merge.units:
-            self.failures.pop(unit, None)
+        self.merge_seconds = (self.merge_seconds + self.crew.now - merge.at) / (2 if self.merge_seconds else 1)
+        self.tokens += merge.tokens
+        self.answers.clear()
+        self.skipped.clear()
+        self.failures.clear()
 
 
 @dataclass(kw_only=True)
@@ -219,10 +219,6 @@ class Rounds:
         late = [lease for lease in late if not backed_up.isdisjoint(lease.units)]
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted]
 
-    def due(self, work: Work) -> Merge | None:
-        """The merge that makes the next version, once every unit of the round is counted."""
-        return None if work.ledger.uncounted else work.merge()
-
     def next(self, work: Work) -> list[Action]:
         """Open the next round, and send the committed version to every member."""
         work.open_round(self.choose(work))
@@ -245,7 +241,7 @@ def shares_alone(num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int
 def _lease(work: Work, worker: str, groups: list[range], *, count: int) -> list[Action]:
     """Lease the first `count` of the groups that this worker has not failed, and remove them from the list."""
     failed = work.failed_by(worker)
-    chosen = list(itertools.islice((group for group in groups if failed.isdisjoint(group)), count))
+    chosen = [group for group in groups if failed.isdisjoint(group)][:count]
     taken = set(chosen)
     groups[:] = [group for group in groups if group not in taken]
     return work.grant(worker, [unit for group in chosen for unit in group])

@@ -229,7 +229,7 @@ class CoordinatorRuntime:
     def _is_possible(self, message: Contribution, *, num_units: int) -> bool:
         """Whether a contribution of `num_units` units can have these numbers."""
         most, steps = self.max_unit_tokens, self._work.steps
-        whole = num_units == steps * self._rules.units_per_step
+        whole = num_units == len(self._work.units)
         return (
             (most is None or message.tokens <= most * num_units)
             and abs(message.loss_sum) <= MAX_LOSS * max(message.tokens, 1)
@@ -238,7 +238,7 @@ class CoordinatorRuntime:
 
     def _show_progress(self) -> None:
         """Report to the sinks which part of the round is done, by the workers' heartbeats. A round may take minutes."""
-        ledger, total = self._work.ledger, max(self._work.steps, 1) * self._rules.units_per_step  # 0 between rounds
+        ledger, total = self._work.ledger, max(len(self._work.units), 1)  # none between rounds
         done = dict.fromkeys(ledger.uncounted, 0.0)
         for lease in ledger.leases.values():
             for unit in lease.units:
@@ -289,13 +289,13 @@ class CoordinatorRuntime:
     def _merge_round(self, action: events.Merge) -> events.Merged:
         """Reduce, judge, journal and step. Bad contributions are only reported."""
         contributions = [answer.contribution for answer in action.answers]
-        tokens = action.tokens_before + sum(item.tokens for item in contributions)
-        loss = sum(item.loss_sum for item in contributions) / max(tokens - action.tokens_before, 1)
+        tokens, loss = self._work.tokens + action.tokens, sum(item.loss_sum for item in contributions)
+        loss /= max(action.tokens, 1)
         shares = _shares(action.answers)
         self._row = {"tokens": tokens, "loss": loss, "workers": len(shares), "shares": shares}
         if action.steps > 1:
             self._row["steps"] = action.steps
-        if tokens == action.tokens_before:  # nothing to learn from: every unit was skipped, or holds no token
+        if not action.tokens:  # nothing to learn from: every unit was skipped, or holds no token
             self._row["loss"] = nothing = float("nan")
             verdict = self.guard.judge(loss=nothing, norm=nothing) if action.skipped else Verdict.SKIP
             update: Tensors = {}
@@ -372,7 +372,7 @@ class CoordinatorRuntime:
 
     def _commit(self, action: events.Commit) -> None:
         version, steps = action.merge.version, action.merge.steps
-        self._row |= self._speed(action.tokens - action.merge.tokens_before)
+        self._row |= self._speed(action.merge.tokens)
         self._row |= self.observe(version, steps)
         self._log_row(version, self._row)
         last = version == self._rules.num_steps
