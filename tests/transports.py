@@ -47,12 +47,11 @@ def run_through(context: RunContext, *, wrap_link: WrapLink | None = None) -> Ou
 def serving(context: RunContext) -> Iterator[Connect]:
     """Serve a run over TLS on the loopback. The result connects a worker by its name."""
     with tempfile.TemporaryDirectory() as folder:
+        forms = context.strategy.forms(context.model, context.recipe)
         server = CrewServer(
             Path(folder) / "crew",
             receive=context.coordination.deliver,
-            contributions=[
-                Layout.of(form) for form in context.strategy.contributions_like(context.model, context.recipe)
-            ],
+            contributions=[Layout.of(each) for form in forms for each in form.contributions],
         )
         with closing(server):
             address = f"127.0.0.1:{server.serve('127.0.0.1:0')}"

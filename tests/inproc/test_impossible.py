@@ -49,8 +49,8 @@ class PlayedRun:
         self.coordination = self.context.coordination
         self.sent: defaultdict[str, list[ToWorker]] = defaultdict(list)
         self.coordination.open(lambda worker, message: self.sent[worker].append(message))
-        forms = self.context.strategy.contributions_like(self.context.model, self.context.recipe)
-        self.layout = wire.Layout.of(forms[0])
+        forms = self.context.strategy.forms(self.context.model, self.context.recipe)
+        self.layout = wire.Layout.of(forms[0].contributions[0])
 
     def says(self, worker: str, message: ToCoordinator, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Deliver a message as the link would. Raises LinkError for values that a message cannot have."""

@@ -166,7 +166,7 @@ def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     merge.step(merge.reduce(answers, planned_tokens=10).update, norm=1.0, version=1, steps=1)
     before = model["matrix"].detach().clone()
     merge.version(steps=4)
-    form, _ = windows(steps=4).contributions_like(model, recipe)
+    form, _ = windows(steps=4).forms(model, recipe)[0].contributions
     answers = [answer({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in form.items()})]
     merge.step(merge.reduce(answers, planned_tokens=10).update, norm=1.0, version=5, steps=4)
     assert before.abs().min() > 0

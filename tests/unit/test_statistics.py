@@ -114,7 +114,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
             models[2](batch).sum().backward()
             worker.after_micro_step(sums)
         answer = answer_of(worker, tokens=sums.tokens)
-        form = strategy.contributions_like(models[0], recipe)[0]
+        form = strategy.forms(models[0], recipe)[0].contributions[0]
         assert {k: (t.dtype, t.shape) for k, t in answer.contribution.tensors.items()} == {
             k: (t.dtype, t.shape) for k, t in form.items()
         }
@@ -123,7 +123,7 @@ def test_the_journal_and_a_version_carry_them(strict: bool) -> None:
             update = {name: tensor.clone() for name, tensor in reduced.update.items()}
             one.step(update, norm=reduced.norm, version=version, steps=1)
         worker.apply(merge.version(steps=1))
-    assert merge.version(steps=1).keys() == strategy.versions_like(models[0], recipe)[0].keys()
+    assert merge.version(steps=1).keys() == strategy.forms(models[0], recipe)[0].version.keys()
     for model in models[1:]:
         assert all(torch.equal(t, models[0].state_dict()[name]) for name, t in model.state_dict().items())
     assert int(models[2][0].num_batches_tracked) == 2

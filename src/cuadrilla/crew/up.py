@@ -92,6 +92,7 @@ def _server(context: RunContext, run: RunDir, *, opening: Opening, private: Path
     """The server of the crew; it does not listen yet."""
     home = opening.home
     folder = home.crew if home else private / "crew"
+    forms = context.strategy.forms(context.model, context.recipe)
     return CrewServer(
         folder,
         receive=context.coordination.deliver,
@@ -99,7 +100,7 @@ def _server(context: RunContext, run: RunDir, *, opening: Opening, private: Path
         standby=StandbyServer(names=opening.standbys, crew=folder, run=run.path),
         term=home.term if home else 0,
         home=home,
-        contributions=[*map(Layout.of, context.strategy.contributions_like(context.model, context.recipe))],
+        contributions=[Layout.of(each) for form in forms for each in form.contributions],
     )
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 from torch import nn
 
 from cuadrilla.config import AutoSync, ExactSync, WindowsSync
-from cuadrilla.link.base import Tensors
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.exact import ExactWorker, exact_forms
 from cuadrilla.sync.merge import Merger
@@ -51,15 +50,8 @@ class Strategy:
             return AutoRounds()
         return Rounds(steps=self.steps, lanes=self.lanes)
 
-    def versions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """Tensors with the names, dtypes and shapes of each form that a version may have. Their values mean nothing."""
-        return [form.version for form in self._forms(model, recipe)]
-
-    def contributions_like(self, model: nn.Module, recipe: Recipe) -> Sequence[Tensors]:
-        """The same for each form that a contribution may have on the wire."""
-        return [tensors for form in self._forms(model, recipe) for tensors in form.contributions]
-
-    def _forms(self, model: nn.Module, recipe: Recipe) -> list[Forms]:
+    def forms(self, model: nn.Module, recipe: Recipe) -> list[Forms]:
+        """The forms of its rounds: of exact steps, then of windows."""
         found = list[Forms]()
         if self.kind != "windows":
             found.append(exact_forms(model, strict=self.strict))
@@ -79,8 +71,8 @@ def windows(*, steps: int, bits: int = 8, lanes: Sequence[float] = ()) -> Strate
 
 def round_bytes(strategy: Strategy, model: nn.Module, recipe: Recipe) -> int:
     """Bytes of a version and a contribution together."""
-    forms = strategy.versions_like(model, recipe)[0], strategy.contributions_like(model, recipe)[0]
-    return sum(tensor.nbytes for form in forms for tensor in form.values())
+    form = strategy.forms(model, recipe)[0]
+    return sum(tensor.nbytes for tensors in (form.version, form.contributions[0]) for tensor in tensors.values())
 
 
 def make_strategy(section: ExactSync | WindowsSync | AutoSync, model: nn.Module) -> Strategy:

@@ -1,12 +1,8 @@
 """The worker half of windows (local SGD): several optimizer steps on each machine, then one merge (`merge.py`).
 
-    worker:  start from the state of record; for each step of the lease: θ ← step(θ, mean gradient)  `local_step`
-             contribution = (θ − θ of record, optimizer state), or for adaptive parameters
-             (Σ gradient / planned tokens, Σ its square)                                             `contribute`
-    merge:   means of all contributions, weighted by tokens                                          `reduce`
-             θ += mean change; mean state becomes the state of record; adaptive parameters take
-             the window's steps here, with the mean gradient and the mean square                     `step`
-             send θ and optimizer state to every worker                                              `version`
+    start from the state of record; for each step of the lease: θ ← step(θ, mean gradient)            `local_step`
+    contribution = (θ − θ of record, optimizer state), or for adaptive parameters, whose steps the merge takes,
+                   (Σ gradient / planned tokens, Σ its square)                                        `contribute`
 
 A round is a window of `steps` optimizer steps of the whole crew. A worker's lease is its lane: in each step as many
 units as its speed allows. So all lanes take the same number of steps, and a mean by tokens weighs every unit alike. A
@@ -43,7 +39,7 @@ from cuadrilla.link.base import Lease, Tensors
 from cuadrilla.sync.compact import compacted, expanded, names_of
 from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.statistics import statistics_of
-from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Recipe, Stepper, Sums, trainable
+from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Parameters, Recipe, Stepper, Sums, trainable
 
 SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
 """Name prefixes of squared gradients and their means."""
@@ -65,8 +61,7 @@ class WindowsWorker(ExactWorker):
         self._recipe, self._bits = recipe, bits
         self._optimizer: Stepper | None = None
         self._record: dict[str, Tensor] = {}
-        self._gradients: dict[str, Tensor] = {}
-        self._squares: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}
         self._lease: Lease | None = None
         self._counted = self._steps = 0
 
@@ -80,11 +75,7 @@ class WindowsWorker(ExactWorker):
             parameter.copy_(self._record[name])
             parameter.grad = None
         self._optimizer.load_state_tensors(state_in(self._record))
-        adaptive = [
-            (name, self.params[name]) for name in self.params if name in self._optimizer.adaptive and not lease.whole
-        ]
-        self._gradients = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
-        self._squares = {name: torch.zeros_like(parameter) for name, parameter in adaptive}
+        self._totals = {} if lease.whole else _zero_totals(self.params, self._optimizer)
         self._lease = lease
         self._counted = self._steps = 0
 
@@ -105,11 +96,10 @@ class WindowsWorker(ExactWorker):
         norm = nn.utils.clip_grad_norm_(self.params.values(), self._recipe.clip_norm or float("inf"))
         sums.valid = sums.valid and bool(torch.isfinite(norm))
         part = tokens / lease.planned_tokens
-        for name, total in self._gradients.items():
-            gradient = self.params[name].grad
-            if gradient is not None:
-                total.add_(gradient, alpha=part)
-                self._squares[name].addcmul_(gradient, gradient, value=part * part * lease.steps)
+        for name, parameter in self.params.items():
+            if GRADIENT + name in self._totals and (gradient := parameter.grad) is not None:
+                self._totals[GRADIENT + name].add_(gradient, alpha=part)
+                self._totals[SQUARE + name].addcmul_(gradient, gradient, value=part * part * lease.steps)
         self._optimizer.step(self._recipe.lr_factor(lease.version + self._steps / lease.parts))
         for parameter in self.params.values():
             parameter.grad = None
@@ -119,14 +109,12 @@ class WindowsWorker(ExactWorker):
         if self._optimizer is None:
             return super().contribute()
         changes = {name: parameter.detach() - self._record[name] for name, parameter in self.params.items()}
-        return _contribution(
-            changes, self._optimizer, gradients=self._gradients, squares=self._squares, bits=self._bits
-        )
+        return _contribution(changes, self._optimizer, totals=self._totals, bits=self._bits)
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
         """Load a committed version. Before a window the model's parameters are set from it when a lease begins."""
         if not state_in(version):
-            self._optimizer, self._record, self._gradients, self._squares = None, {}, {}, {}
+            self._optimizer, self._record, self._totals = None, {}, {}
             super().apply(version)
             return
         self._optimizer = self._optimizer or self._recipe.make_optimizer(self.params)
@@ -140,11 +128,12 @@ def window_forms(model: nn.Module, recipe: Recipe, *, bits: int) -> Forms:
     """
     params = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trainable(model).items()}
     optimizer = recipe.make_optimizer(params)
-    adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
-    parts = (adaptive, {}) if adaptive else ({},)
+    totals = _zero_totals(params, optimizer)
     return Forms(
         version=window_version(params, optimizer, bits=bits),
-        contributions=[_contribution(params, optimizer, gradients=each, squares=each, bits=bits) for each in parts],
+        contributions=[
+            _contribution(params, optimizer, totals=each, bits=bits) for each in ((totals, {}) if totals else ({},))
+        ],
     )
 
 
@@ -157,22 +146,19 @@ def window_version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: in
 
 
 def _contribution(
-    changes: Mapping[str, Tensor],
-    optimizer: Stepper,
-    *,
-    gradients: Mapping[str, Tensor],
-    squares: Mapping[str, Tensor],
-    bits: int,
+    changes: Mapping[str, Tensor], optimizer: Stepper, *, totals: Mapping[str, Tensor], bits: int
 ) -> dict[str, Tensor]:
-    """Gradients and squares of the parameters named in `gradients`; changes and optimizer state of all others."""
-    state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] not in gradients}
-    whole = {
-        **{name: change for name, change in changes.items() if name not in gradients},
-        **_named(state),
-        **{GRADIENT + name: gradient for name, gradient in gradients.items()},
-        **{SQUARE + name: square for name, square in squares.items()},
-    }
+    """These totals of gradients and squares; changes and optimizer state of all other parameters."""
+    changes = {name: change for name, change in changes.items() if GRADIENT + name not in totals}
+    state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] in changes}
+    whole = {**changes, **_named(state), **totals}
     return whole if bits == 32 else compacted(whole, squares=SQUARES)
+
+
+def _zero_totals(params: Parameters, optimizer: Stepper) -> dict[str, Tensor]:
+    """Totals of the gradients of adaptive parameters, and of their squares, at the start of a lease."""
+    adaptive = {name: parameter for name, parameter in params.items() if name in optimizer.adaptive}
+    return {prefix + name: torch.zeros_like(p) for prefix in (GRADIENT, SQUARE) for name, p in adaptive.items()}
 
 
 def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ def _measure(config: Config, folder: Path) -> Measured:
         tokens_per_second=tokens_per_second,
         device=str(device),
         used_bytes=used,
-        saved_bytes=sum(t.nbytes for t in windows(steps=2, bits=32).versions_like(model, recipe)[0].values()),
+        saved_bytes=sum(t.nbytes for t in windows(steps=2, bits=32).forms(model, recipe)[0].version.values()),
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         total_tokens=length.total_tokens,
         work=Workload(

@@ -96,7 +96,7 @@ class Equipment:
     @property
     def parameters(self) -> tuple[Layout, ...]:
         """Layouts that an arriving version may have."""
-        return tuple(map(Layout.of, self.strategy.versions_like(self.model, self.recipe)))
+        return tuple(Layout.of(form.version) for form in self.strategy.forms(self.model, self.recipe))
 
     def work(self, link: Link) -> Stop:
         """One session of a worker, from Hello to Stop. Raises what `train` raises."""
