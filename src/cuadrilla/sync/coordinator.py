@@ -82,11 +82,11 @@ class Coordinator:
                 return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:
-        """Open the first round. Called once, before any event."""
+        """Open the next round, or end the run after its last step. Its owner calls it once, before any event."""
         if self.work.version >= self.rules.num_steps:
             self.finished = True
             return [Finish(reason=COMPLETE, complete=True)]
-        return self.rounds.next(self.work)
+        return [*self.rounds.next(self.work), *self._go_on()]
 
     def postpone(self, seconds: float) -> None:
         """Let the open round and its leases begin later: the last actions were delayed by this many seconds."""
@@ -166,10 +166,6 @@ class Coordinator:
             return [*(Discard(lease_id=lease_id) for lease_id in event.bad_leases), *self._go_on()]
         for unit in event.confirmed:
             self.work.failures.pop(unit, None)
-        actions = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone(merge))]
+        sent_away = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone(merge))]
         self.work.committed(merge)
-        actions.append(Commit(merge=merge))
-        if self.work.version >= self.rules.num_steps:
-            self.finished = True
-            return [*actions, Finish(reason=COMPLETE, complete=True)]
-        return [*actions, *self.rounds.next(self.work), *self._go_on()]
+        return [*sent_away, Commit(merge=merge), *self.start()]

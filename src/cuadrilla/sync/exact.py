@@ -52,7 +52,11 @@ class ExactWorker:
         for parameter in self.params.values():
             parameter.grad = None
         # Not zeroed in place: an earlier answer of this round may still be waiting for its merge.
-        self._fixed = {name: _zeros(parameter) for name, parameter in self.params.items() if self._strict}
+        self._fixed = {
+            name: torch.zeros(parameter.shape, dtype=torch.int64, device=place_of_double(parameter.device))
+            for name, parameter in self.params.items()
+            if self._strict
+        }
 
     def after_micro_step(self, sums: Sums) -> None:
         """Called after each pass, whose loss and tokens are in `sums`; `.grad` is that of Σ loss / planned tokens. Add
@@ -79,7 +83,8 @@ class ExactWorker:
         if self._strict:  # also zeros for what no pass has reached, as in a lease without units
             gradients = {GRADIENT + name: total for name, total in self._fixed.items()}
         else:
-            gradients = {GRADIENT + name: _gradient(parameter) for name, parameter in self.params.items()}
+            own = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.params.items()}
+            gradients = {GRADIENT + name: gradient for name, gradient in own.items()}
         return {**gradients, **self._statistics.sums}
 
     def apply(self, version: Mapping[str, Tensor]) -> None:
@@ -98,16 +103,6 @@ def exact_forms(model: nn.Module, *, strict: bool) -> Forms:
     params, dtype = trainable(model), torch.int64 if strict else None
     gradients = {GRADIENT + name: torch.empty_like(p, dtype=dtype, device="meta") for name, p in params.items()}
     return Forms(version={**params, **statistics_of(model)}, contributions=({**gradients, **sums_like(model)},))
-
-
-def _zeros(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros(parameter.shape, dtype=torch.int64, device=place_of_double(parameter.device))
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
 
 
 def as_double(tensor: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class Membership:
     members: dict[str, Member] = field(default_factory=dict)
     failed_rounds: Counter[str] = field(default_factory=Counter)
     banned: set[str] = field(default_factory=set)
-    environment: dict[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
     volume: float = 1.0
     begins_at: float = math.inf
     known: set[str] = field(default_factory=set)
@@ -98,18 +98,16 @@ class Membership:
     def admit(self, worker: str, hello: Hello) -> str:
         """Make a worker a member. Returns "", or why it is refused. In strict mode all environments must equal the
         first member's."""
-        environment = hello.environment
         if node_of(worker) in self.banned:
             return BANNED
-        if different := _differing(self.rules.fingerprint, environment):
+        if different := _differing(self.rules.fingerprint, hello.environment):
             template = "its program differs from the coordinator's: {different}; all machines need the same version"
-            return Message(template, different=", ".join(different))
+            return Message(template, different=different)
         if self.rules.same_environment:
-            if self.environment is None:
-                self.environment = dict(environment)
-            if different := _differing(self.environment, environment, also_new=True):
+            self.environment = self.environment or hello.environment
+            if different := _differing(self.environment, hello.environment):
                 template = "strict mode needs identical machines; here these differ: {different}"
-                return Message(template, different=", ".join(different[:3]))
+                return Message(template, different=different)
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
         return ""
 
@@ -217,8 +215,8 @@ class Membership:
         return {worker} | {member for member in self.members if node_of(member) == node_of(worker)}
 
 
-def _differing(ours: Mapping[str, str], theirs: Mapping[str, str], *, also_new: bool = False) -> list[str]:
-    """The entries of `ours` that differ in `theirs`. `also_new`: also the entries that only `theirs` has."""
-    keys = sorted(ours.keys() | (theirs.keys() if also_new else set()))
-    different = [key for key in keys if ours.get(key) != theirs.get(key)]
-    return [f"{key} {theirs.get(key, '–')} ≠ {ours.get(key, '–')}" for key in different]
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """The entries of `ours` that differ in `theirs`, as text."""
+    return ", ".join(
+        f"{key} {theirs.get(key, '–')} ≠ {ours[key]}" for key in sorted(ours) if theirs.get(key) != ours[key]
+    )
