@@ -30,10 +30,12 @@ def test_zeros_stay_zero_and_small_tensors_whole() -> None:
 
 
 def test_halves_are_those_named() -> None:
-    sent = compacted({"square: w": torch.rand(2048), "w": torch.rand(2048)}, halves=("square: ",))
-    assert sent["square: w"].dtype == torch.bfloat16
-    assert SCALE + "square: w" not in sent
-    assert expanded(sent, "square: w").dtype == torch.float32
+    """A parameter may be called "o", as the optimizer's state begins."""
+    sent = compacted({"o": torch.rand(2048), "optimizer state: o": torch.rand(2048)}, halves=("o",))
+    assert sent["o"].dtype == torch.bfloat16
+    assert SCALE + "o" not in sent
+    assert expanded(sent, "o").dtype == torch.float32
+    assert sent["optimizer state: o"].dtype == torch.int8
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ The error of a number is at most 0.4 % of the largest in its block. Squares are 
 themselves: at most 6.3 %, down to 2^-31 of the largest. The same numbers give the same codes on every machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,16 @@ SMALLEST_SQUARE = 2.0**-80
 
 
 def compacted(
-    tensors: Mapping[str, Tensor], *, halves: tuple[str, ...] = (), squares: tuple[str, ...] = ()
+    tensors: Mapping[str, Tensor], *, halves: Collection[str] = (), squares: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """Tensors in 8 bits; in bfloat16 those whose name begins with one of `halves`. Names that begin with one of
-    `squares` hold no negative numbers and get the codes of squares. A non-finite number makes its scale non-finite.
+    """Tensors in 8 bits; in bfloat16 those named in `halves`. Names that begin with one of `squares` hold no negative
+    numbers and get the codes of squares. A non-finite number makes its scale non-finite.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.numel() < FEW_NUMBERS:
             found[name] = tensor
-        elif name.startswith(halves):
+        elif name in halves:
             found[name] = tensor.to(torch.bfloat16)
         else:
             codes = _codes_of_squares if name.startswith(squares) else _codes

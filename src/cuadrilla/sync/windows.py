@@ -142,7 +142,7 @@ def window_version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: in
     state = _named(optimizer.state_tensors())
     if bits == 32:
         return {**params, **state}
-    return compacted({**params, **state}, halves=tuple(params), squares=SQUARES)
+    return compacted({**params, **state}, halves=params.keys(), squares=SQUARES)
 
 
 def _contribution(
