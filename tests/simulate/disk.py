@@ -35,9 +35,7 @@ from cuadrilla.train.guard import Verdict
 from cuadrilla.train.store import HeldOut
 
 UNIT_TOKENS = 10
-RULES = Rules(
-    units_per_step=8, step_tokens=8 * UNIT_TOKENS, num_steps=20, lost_after_seconds=5.0, hung_after_seconds=10.0
-)
+RULES = Rules(units_per_step=8, step_tokens=8 * UNIT_TOKENS, num_steps=20, lost_after_seconds=5.0)
 MASK = 2**64 - 1
 CHECKPOINT_EVERY = 4
 KEPT_CHECKPOINTS = 2

@@ -16,7 +16,7 @@ from cuadrilla.errors import ResourceError
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Progress, Stop, ToCoordinator, ToWorker, Version
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, exact
-from cuadrilla.sync.membership import Rules
+from cuadrilla.sync.membership import HUNG_AFTER_SECONDS, Rules
 from cuadrilla.sync.merge import Merger
 from cuadrilla.train.guard import Guard, Verdict
 from cuadrilla.train.runtime import CoordinatorRuntime
@@ -350,7 +350,7 @@ def evicted_wrongly(worker: Worker, connection: SimConnection | None, reason: st
     silent, busy = now - worker.heard_at, now - worker.worked_at
     if reason.startswith("lost") and silent < (RULES.lost_after_seconds or 0.0):
         return f"I5: {worker.name} is called lost {silent:.1f} s after it was heard"
-    if reason.startswith("hung") and busy < (RULES.hung_after_seconds or 0.0):
+    if reason.startswith("hung") and busy < HUNG_AFTER_SECONDS:
         return f"I5: {worker.name} is called hung {busy:.1f} s after it was given work or did some"
     if "unusable" in reason and len(worker.bad_rounds) < 2:
         return f"I5: {worker.name} is sent away for contributions that were good"

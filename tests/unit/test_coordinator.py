@@ -137,7 +137,7 @@ def test_who_leaves_before_the_update_is_left_out_all_the_same() -> None:
 
 def test_leases_that_go_out_late_are_not_overdue() -> None:
     """A commit may take a minute. A delay by it makes no worker hung, lost or slower."""
-    crew = begun("a", lost_after_seconds=50.0, hung_after_seconds=10.0)
+    crew = begun("a", lost_after_seconds=10.0)
     crew.say("a", Progress(micro_steps=1))
     crew.answer(crew.of("a").lease_id)
     crew.machine.postpone(60.0)
@@ -170,8 +170,9 @@ def test_the_first_round_waits_for_the_workers_that_are_expected_but_not_for_eve
 
 
 def test_the_first_pass_may_take_long() -> None:
-    crew = begun("a", hung_after_seconds=10.0)
+    crew = begun("a", lost_after_seconds=5.0)
     crew.now = 100.0
+    crew.say("a", Progress(micro_steps=0))
     crew.send(events.Tick())
     assert not crew.evicted
 

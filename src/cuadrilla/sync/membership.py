@@ -26,8 +26,9 @@ BANNED = Message(
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
-HUNG_FACTOR = 3.0
-"""A member hangs without progress for this many times its lease's expected time: one pass may hold the whole lease."""
+HUNG_AFTER_SECONDS, HUNG_FACTOR = 10.0, 3.0
+"""A member hangs without progress for this time, and for this many times its lease's expected time: one pass may hold
+the whole lease."""
 MAX_TRANSFER_SHARE = 0.9
 """Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
@@ -41,7 +42,9 @@ FIRST_PROGRESS_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Constants of a run. Timeouts are None where the transport itself reports deaths (threads of one process)."""
+    """Constants of a run. `lost_after_seconds` is None where the transport itself reports deaths (threads of one
+    process).
+    """
 
     units_per_step: int
     step_tokens: int
@@ -54,7 +57,6 @@ class Rules:
     """What every member's environment must contain: the version of cuadrilla, a hash of the model's code."""
     same_environment: bool = False
     lost_after_seconds: float | None = None
-    hung_after_seconds: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -132,13 +134,15 @@ class Membership:
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:
         """Why this member must be removed, as silent or as hanging in `lease`; "" if it need not be."""
-        rules, member = self.rules, self.members[worker]
-        if rules.lost_after_seconds is not None and self.now - member.heard_at > rules.lost_after_seconds:
+        member, lost_after = self.members[worker], self.rules.lost_after_seconds
+        if lost_after is None:
+            return ""
+        if self.now - member.heard_at > lost_after:
             return Message("lost: nothing heard for {seconds:.1f} s", seconds=self.now - member.heard_at)
-        if rules.hung_after_seconds is None or lease is None:
+        if lease is None:
             return ""
         idle = self.now - max(member.progress_at, lease.at)
-        limit = max(rules.hung_after_seconds, HUNG_FACTOR * self.expected_seconds(lease))
+        limit = max(HUNG_AFTER_SECONDS, 2 * lost_after, HUNG_FACTOR * self.expected_seconds(lease))
         if not member.micro_steps:
             limit = max(limit, FIRST_PROGRESS_SECONDS)
         return Message("hung: no progress for {seconds:.1f} s", seconds=idle) if idle > limit else ""
@@ -205,7 +209,6 @@ class Membership:
             own = self.of_node(node) & self.members.keys()
             if self.failed_rounds[node] < MAX_FAILED_ROUNDS or not self.members.keys() - own - set(sent_away):
                 continue
-            del self.failed_rounds[node]
             self.banned.add(node)
             sent_away.extend(sorted(own))
         return sent_away

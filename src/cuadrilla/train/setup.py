@@ -53,7 +53,6 @@ ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "
                      "train.precision")  # fmt: skip
 NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
 EVALUATIONS_PER_RUN = 10
-HUNG_AFTER_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +288,6 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         fingerprint=code_fingerprint(equipment.task, equipment.model) if crew else {},  # one process is one program
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
-        hung_after_seconds=max(HUNG_AFTER_SECONDS, 2 * crew.lost_after_seconds) if crew else None,
     )
     made = Coordinator(rules=rules, rounds=equipment.strategy.rounds(), state=state or BEGINNING)
     # An answer to a lease of an earlier process must never match a lease of this one.
