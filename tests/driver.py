@@ -5,7 +5,7 @@ from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
 from cuadrilla.sync import events, ledger
-from cuadrilla.sync.coordinator import BEGINNING, Coordinator
+from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, exact
 from cuadrilla.sync.membership import Rules
 
@@ -18,7 +18,7 @@ def rules(**changes: object) -> Rules:
 
 def machine(limits: Rules, *, strategy: Strategy = EXACT, state: Mapping[str, Any] | None = None) -> Coordinator:
     """The coordinator of a strategy, new or restored from a snapshot."""
-    return Coordinator(rules=limits, rounds=strategy.rounds(), state=state or BEGINNING)
+    return Coordinator(rules=limits, rounds=strategy.rounds(), state=state)
 
 
 class Crew:
@@ -69,7 +69,7 @@ class Crew:
 
     def _abandon(self, worker: str) -> None:
         """Forget the leases of a worker that the coordinator has revoked; it stops them when it gets another."""
-        wanted = self.machine.work.ledger.leases
+        wanted = {lease.lease_id for lease in self.machine.work.ledger.leases.values()}
         self.leases = {id_: lease for id_, lease in self.leases.items() if lease.worker != worker or id_ in wanted}
 
     def send(self, event: events.Event) -> None:

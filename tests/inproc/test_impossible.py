@@ -68,8 +68,8 @@ class PlayedRun:
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
-        wanted = self.coordination._work.ledger.leases
-        return leases[-1] if leases and leases[-1].lease_id in wanted else None
+        held = self.coordination._work.ledger.leases.get(worker)
+        return leases[-1] if held is not None and leases[-1].lease_id == held.lease_id else None
 
     def answers(self, worker: str, lie: Lie | None = None, *, seconds: float = LEASE_SECONDS) -> None:
         """Answer the worker's lease, if it has one, with the honest contribution as changed by the lie."""

@@ -210,7 +210,8 @@ class World:
                 connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
             self.coordination.deliver(worker.name, message)
         else:
-            answers = isinstance(message, Contribution) and message.lease_id in self.coordinator.work.ledger.leases
+            held = self.coordinator.work.ledger.leases.get(worker.name)
+            answers = isinstance(message, Contribution) and held is not None and held.lease_id == message.lease_id
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
             self.coordination.work_off()
@@ -319,9 +320,8 @@ def rounds_are_opened_in_time(world: World) -> str:
 
 def leases_have_a_member_each(world: World) -> str:
     members, work = world.coordinator.crew.members, world.coordinator.work
-    holders = [grant.worker for grant in work.ledger.leases.values()]
-    if len(set(holders)) < len(holders) or not members.keys() >= set(holders):
-        return f"I1: leases are held by {holders}, members are {list(members)}"
+    if not members.keys() >= work.ledger.leases.keys():
+        return f"I1: leases are held by {list(work.ledger.leases)}, members are {list(members)}"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The coordinator as a state machine: `handle(event, now) -> actions`, without I/O, clock, threads or chance.
 
 It consists of the members (`membership.py`), the units and leases (`work.py`), and the strategy's rule of rounds, which
-decides what is leased to whom and when a version is due.
+decides what is leased to whom.
 
     Hello ─▶ member ─▶ Lease ─▶ Contribution ─▶ (a version is due) ─▶ Merge ─▶ Merged ─▶ Commit ─▶ next round
     Goodbye, or silence noticed at a Tick: the member's units are free again and are leased to others
@@ -32,32 +32,29 @@ from cuadrilla.sync.events import (
     StopRequested,
     Tick,
 )
-from cuadrilla.sync.ledger import Ledger
 from cuadrilla.sync.membership import BANNED, Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
 
 COMPLETE, ENDED = Message("the run is complete"), Message("the run has ended")
-BEGINNING: Mapping[str, Any] = {"version": 0, "tokens": 0}
-"""The snapshot of a run that has not begun."""
 
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """The state machine of the module docstring. `state`: an earlier `snapshot`, of what outlives the process; members
-    and leases do not.
+    """The state machine of the module docstring. `state`: an earlier `snapshot`, if the run has begun. It is all that
+    outlives the process: members and leases do not.
     """
 
     rules: Rules
     rounds: Rounds
-    state: InitVar[Mapping[str, Any]] = BEGINNING
+    state: InitVar[Mapping[str, Any] | None] = None
     crew: Membership = field(init=False)
     work: Work = field(init=False)
     finished: bool = False
 
-    def __post_init__(self, state: Mapping[str, Any]) -> None:
+    def __post_init__(self, state: Mapping[str, Any] | None) -> None:
         self.crew = Membership(rules=self.rules)
-        ledger = Ledger(opened=state["version"] * self.rules.units_per_step)
-        self.work = Work(rules=self.rules, crew=self.crew, ledger=ledger, **state)
+        self.work = Work(rules=self.rules, crew=self.crew, **(state or {}))
+        self.work.ledger.opened = self.work.version * self.rules.units_per_step
 
     @property
     def version(self) -> int:
@@ -91,7 +88,7 @@ class Coordinator:
     def postpone(self, seconds: float) -> None:
         """Let the open round and its leases begin later: the last actions were delayed by this many seconds."""
         leases, self.work.opened_at = self.work.ledger.leases, self.work.opened_at + seconds
-        leases.update({number: replace(lease, at=lease.at + seconds) for number, lease in leases.items()})
+        leases.update({worker: replace(lease, at=lease.at + seconds) for worker, lease in leases.items()})
 
     def snapshot(self) -> dict[str, Any]:
         """The committed state, without the round in progress."""
@@ -122,7 +119,7 @@ class Coordinator:
 
     def _remove(self, worker: str) -> None:
         self.crew.members.pop(worker, None)
-        self.work.ledger.end(worker=worker)
+        self.work.ledger.leases.pop(worker, None)  # its units are free again
 
     def _send_away(self, worker: str, reason: str, *, again: bool = False) -> Action:
         """Remove a worker. `again`: it may join again at once."""
@@ -130,8 +127,8 @@ class Coordinator:
         return Send(worker=worker, message=Stop(reason=reason, refused=not again, again=again))
 
     def _evict_unresponsive(self) -> list[Action]:
-        held = {lease.worker: lease for lease in self.work.ledger.leases.values()}
-        reasons = {worker: self.crew.why_evict(worker, held.get(worker)) for worker in self.crew.members}
+        leases = self.work.ledger.leases
+        reasons = {worker: self.crew.why_evict(worker, leases.get(worker)) for worker in self.crew.members}
         return [self._send_away(worker, reason, again=True) for worker, reason in reasons.items() if reason]
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -145,7 +142,7 @@ class Coordinator:
             return [Discard(lease_id=said.lease_id), *self._go_on()]
         self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, contribution=said)
-        self.crew.note_revoked(self.work.ledger.end(units=grant.units))  # another answer is not wanted
+        self.crew.note_revoked(self.work.ledger.end(grant.units))  # another answer is not wanted
         return self._go_on()
 
     def _go_on(self) -> list[Action]:

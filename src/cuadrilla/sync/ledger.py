@@ -28,13 +28,14 @@ class Grant:
 @dataclass(kw_only=True)
 class Ledger:
     """`opened`: all units below this number were opened; `uncounted`: those of them that are not counted yet.
-    `next_lease_id` starts at a random number (`train/setup.py`), so that a restarted process repeats no number.
+    `leases`: by worker, each of which holds at most one. `next_lease_id` starts at a random number (`train/setup.py`),
+    so that a restarted process repeats no number.
     """
 
     opened: int = 0
     next_lease_id: int = 1
     uncounted: set[int] = field(default_factory=set)
-    leases: dict[int, Grant] = field(default_factory=dict)
+    leases: dict[str, Grant] = field(default_factory=dict)
 
     @property
     def free(self) -> set[int]:
@@ -46,29 +47,30 @@ class Ledger:
         self.opened += count
 
     def grant(self, worker: str, units: Iterable[int], *, at: float) -> Grant:
-        """Lease these units (at least one), which another worker may also hold."""
+        """Lease these units (at least one), which another worker may also hold, to a worker without a lease."""
         chosen = tuple(sorted(units))
         assert chosen
+        assert worker not in self.leases
         assert self.uncounted.issuperset(chosen)
         lease = Grant(lease_id=self.next_lease_id, worker=worker, units=chosen, at=at)
         self.next_lease_id += 1
-        self.leases[lease.lease_id] = lease
+        self.leases[worker] = lease
         return lease
 
     def count(self, lease_id: int, *, worker: str) -> Grant | None:
         """End an answered lease and count its units. None if the lease has ended, or is another worker's."""
-        lease = self.leases.get(lease_id)
-        if lease is None or lease.worker != worker:
+        lease = self.leases.get(worker)
+        if lease is None or lease.lease_id != lease_id:
             return None
         self.uncounted.difference_update(lease.units)
-        return self.leases.pop(lease_id)
+        return self.leases.pop(worker)
 
-    def end(self, *, worker: str | None = None, units: Iterable[int] = ()) -> list[Grant]:
-        """End all leases of this worker, and all that hold one of these units. Their uncounted units become free."""
+    def end(self, units: Iterable[int]) -> list[Grant]:
+        """End all leases that hold one of these units. Their uncounted units become free."""
         gone = set(units)
-        ended = [lease for lease in self.leases.values() if lease.worker == worker or gone.intersection(lease.units)]
+        ended = [lease for lease in self.leases.values() if gone.intersection(lease.units)]
         for lease in ended:
-            del self.leases[lease.lease_id]
+            del self.leases[lease.worker]
         return ended
 
     def held_by_one(self) -> set[int]:

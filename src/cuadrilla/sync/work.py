@@ -76,8 +76,8 @@ class Work:
 
     def idle(self) -> list[str]:
         """Members that hold no lease, the fastest first."""
-        busy, speeds = {lease.worker for lease in self.ledger.leases.values()}, self.crew.speeds()
-        return sorted(speeds.keys() - busy, key=lambda worker: (-speeds[worker], worker))
+        speeds = self.crew.speeds()
+        return sorted(speeds.keys() - self.ledger.leases.keys(), key=lambda worker: (-speeds[worker], worker))
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that another member should compute: those that this worker's node failed, or those that this worker
@@ -127,7 +127,7 @@ class Work:
         is_smallest = len(grant.units) <= len(self.groups[0])
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
             self.ledger.uncounted.difference_update(grant.units)
-            self.ledger.end(units=grant.units)
+            self.ledger.end(grant.units)
             self.skipped.update(grant.units)
 
     def merge(self) -> Merge:

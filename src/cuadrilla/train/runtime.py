@@ -221,7 +221,7 @@ class CoordinatorRuntime:
                     self.store.event("left", worker=worker, reason=message.reason)
             case Contribution():
                 self._parts.pop(worker, None)
-                lease = self._work.ledger.leases.get(message.lease_id)
+                lease = self._work.ledger.leases.get(worker)
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Received(worker=worker, message=message)

@@ -28,7 +28,7 @@ from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
-from cuadrilla.sync.coordinator import BEGINNING, Coordinator
+from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, make_strategy
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe, trainable
@@ -289,7 +289,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
         same_environment=config.sync.strict,
         lost_after_seconds=crew.lost_after_seconds if crew else None,
     )
-    made = Coordinator(rules=rules, rounds=equipment.strategy.rounds(), state=state or BEGINNING)
+    made = Coordinator(rules=rules, rounds=equipment.strategy.rounds(), state=state)
     # An answer to a lease of an earlier process must never match a lease of this one.
     made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
     return made
