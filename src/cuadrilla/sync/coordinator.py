@@ -152,7 +152,7 @@ class Coordinator:
         if not self.work.ledger.uncounted:
             self.work.merging = self.work.merge()
             return [self.work.merging]
-        return self.rounds.deal(self.work) if self.crew.has_quorum() else []
+        return self.rounds.deal(self.work) if self.crew.has_quorum else []
 
     def _after_merge(self, event: Merged) -> list[Action]:
         merge, self.work.merging = self.work.merging, None

@@ -12,8 +12,6 @@ by the order of additions (≤ 1e-6 relative). Running statistics (BatchNorm): s
 *Strict*: each unit's gradient becomes int64 fixed point before any addition, so the sum does not depend on order or
 split. The weights then have the same SHA-256 for any number of workers, any split and any faults. One unit is one
 pass. Threads, torch build and device kind must be equal (the coordinator refuses machines that differ).
-
-A worker that trains alone shares the coordinator's parameter tensors: nothing is copied.
 """
 
 from collections.abc import Mapping
@@ -53,7 +51,7 @@ class ExactWorker:
             parameter.grad = None
         # Not zeroed in place: an earlier answer of this round may still be waiting for its merge.
         self._fixed = {
-            name: torch.zeros(parameter.shape, dtype=torch.int64, device=place_of_double(parameter.device))
+            name: torch.zeros(parameter.shape, dtype=torch.int64, device=device_of_double(parameter.device))
             for name, parameter in self.params.items()
             if self._strict
         }
@@ -107,9 +105,9 @@ def exact_forms(model: nn.Module, *, strict: bool) -> Forms:
 
 def as_double(tensor: Tensor) -> Tensor:
     """The tensor as float64."""
-    return tensor.to(place_of_double(tensor.device)).double()
+    return tensor.to(device_of_double(tensor.device)).double()
 
 
-def place_of_double(device: torch.device) -> torch.device:
+def device_of_double(device: torch.device) -> torch.device:
     """The device for the float64 form of tensors on `device`: that one, or the CPU, since MPS has no float64."""
     return torch.device("cpu") if device.type == "mps" else device

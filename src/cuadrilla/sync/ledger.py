@@ -5,9 +5,8 @@
       └────────end─────────┘
 
 A run is an endless sequence of units 0, 1, 2, ... `Ledger` opens them in order, and remembers only open units that are
-not counted. If a lease is late, another worker may get its units as well, and the first answer counts.
-Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease has ended: its
-worker was lost, or one of its units was counted meanwhile.
+not counted. Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease has
+ended: its worker was lost, or one of its units was counted meanwhile.
 """
 
 from collections import Counter

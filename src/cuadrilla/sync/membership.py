@@ -82,7 +82,7 @@ class Membership:
 
     `failed_rounds`: for each node, rounds in which it failed units that others could compute. `banned`: nodes that are
     left out for it. `environment`: that of the first member, in strict mode. `volume`: bytes that a round moves / those
-    of an exact round. `begins_at`: when the first lease waits no longer. `known`: all workers that were heard.
+    of an exact round. `waits_until`: time of the first lease, without a quorum. `known`: all workers that were heard.
     """
 
     rules: Rules
@@ -92,7 +92,7 @@ class Membership:
     banned: set[str] = field(default_factory=set)
     environment: Mapping[str, str] = field(default_factory=dict)
     volume: float = 1.0
-    begins_at: float = math.inf
+    waits_until: float = math.inf
     known: set[str] = field(default_factory=set)
 
     # -- coming and going ----------------------------------------------------------------------------------------------
@@ -111,14 +111,13 @@ class Membership:
                 template = "strict mode needs identical machines; here these differ: {different}"
                 return Message(template, different=different)
         self.members[worker] = Member(hint=hello.speed_hint, heard_at=self.now, progress_at=self.now)
+        self.waits_until = min(self.waits_until, self.now + QUORUM_SECONDS)
         return ""
 
+    @property
     def has_quorum(self) -> bool:
-        """Whether the first round can begin: there is a member, and enough were heard, or the wait is over."""
-        if self.members:
-            is_enough = len(self.known) >= self.rules.quorum
-            self.begins_at = min(self.begins_at, self.now + (0.0 if is_enough else QUORUM_SECONDS))
-        return self.now >= self.begins_at
+        """Whether the first round can begin: enough workers were heard, or the wait is over."""
+        return len(self.known) >= self.rules.quorum or self.now >= self.waits_until
 
     # -- signs of life -------------------------------------------------------------------------------------------------
 

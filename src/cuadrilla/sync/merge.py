@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from cuadrilla.link.base import Contribution, Tensors
 from cuadrilla.sync.compact import expanded, names_of
 from cuadrilla.sync.events import Answer
-from cuadrilla.sync.exact import FIXED_POINT_SCALE, as_double, place_of_double
+from cuadrilla.sync.exact import FIXED_POINT_SCALE, as_double, device_of_double
 from cuadrilla.sync.statistics import RunningStatistics
 from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Recipe, trainable
 from cuadrilla.sync.windows import SQUARES, state_in, window_version
@@ -108,8 +108,8 @@ class Merger:
     def _sum(self, name: str, said: Sequence[Contribution], *, weights: Sequence[float]) -> Tensor:
         """The weighted sum, in the order of `said`. An only contribution has the weight 1."""
         is_fixed_point = said[0].tensors[name].dtype == torch.int64
-        place = place_of_double(self._place) if is_fixed_point else self._place
-        parts = (expanded(each.tensors, name).to(place) for each in said)
+        device = device_of_double(self._device) if is_fixed_point else self._device
+        parts = (expanded(each.tensors, name).to(device) for each in said)
         total = next(parts)
         if len(said) > 1:
             total = total * weights[0]  # a contribution stays as it is: the merge may have to be repeated
@@ -143,7 +143,7 @@ class Merger:
         return [GRADIENT + name if GRADIENT + name in tensors else name for name in self._params]
 
     @property
-    def _place(self) -> torch.device:
+    def _device(self) -> torch.device:
         return next(iter(self._params.values())).device
 
     # -- an update becomes the next version ----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Merger:
     @torch.no_grad()
     def step(self, update: Tensors, *, norm: float, version: int, steps: int) -> float:
         """Apply an update: `steps` optimizer steps up to `version`. Returns the last step's `lr_factor`."""
-        update = {name: tensor.to(self._place) for name, tensor in update.items()}
+        update = {name: tensor.to(self._device) for name, tensor in update.items()}
         for name, parameter in self._params.items():
             if name in update:
                 parameter.add_(update[name])

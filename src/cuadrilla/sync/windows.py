@@ -118,8 +118,8 @@ class WindowsWorker(ExactWorker):
             super().apply(version)
             return
         self._optimizer = self._optimizer or self._recipe.make_optimizer(self.params)
-        place = next(iter(self.params.values())).device
-        self._record = {name: expanded(version, name).detach().to(place, copy=True) for name in names_of(version)}
+        device = next(iter(self.params.values())).device
+        self._record = {name: expanded(version, name).detach().to(device, copy=True) for name in names_of(version)}
 
 
 def window_forms(model: nn.Module, recipe: Recipe, *, bits: int) -> Forms:
