@@ -150,7 +150,7 @@ class Run:
                 case Merge():
                     self.world.after(self.step_seconds, partial(self._merged, action))
                 case Finish():
-                    raise AssertionError(action.reason)
+                    raise AssertionError("the run is complete")
 
     def _merged(self, merge: Merge) -> None:
         several = len({answer.grant.worker for answer in merge.answers}) > 1

@@ -19,29 +19,16 @@ from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
-from cuadrilla.sync.events import (
-    Action,
-    Answer,
-    Commit,
-    Discard,
-    Event,
-    Finish,
-    Merged,
-    Received,
-    Send,
-    StopRequested,
-    Tick,
-)
+from cuadrilla.sync.events import Action, Answer, Commit, Discard, Event, Finish, Merged, Received, Send, Tick
 from cuadrilla.sync.membership import BANNED, Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
-
-COMPLETE, ENDED = Message("the run is complete"), Message("the run has ended")
 
 
 @dataclass(kw_only=True)
 class Coordinator:
     """The state machine of the module docstring. `state`: an earlier `snapshot`, if the run has begun. It is all that
-    outlives the process: members and leases do not.
+    outlives the process: members and leases do not. `finished`: set from outside, too, where the run stops before its
+    last step.
     """
 
     rules: Rules
@@ -65,7 +52,7 @@ class Coordinator:
         self.crew.now = now
         match event:
             case Received(message=Hello()) if self.finished:
-                return [Send(worker=event.worker, message=Stop(reason=ENDED))]
+                return [Send(worker=event.worker, message=Stop(reason=Message("the run has ended")))]
             case _ if self.finished:
                 return []
             case Received():
@@ -74,15 +61,12 @@ class Coordinator:
                 return self._after_merge(event)
             case Tick():
                 return [*self._evict_unresponsive(), *self._go_on()]
-            case StopRequested():
-                self.finished = True
-                return [Finish(reason=event.reason, complete=False)]
 
     def start(self) -> list[Action]:
         """Open the next round, or end the run after its last step. Its owner calls it once, before any event."""
         if self.work.version >= self.rules.num_steps:
             self.finished = True
-            return [Finish(reason=COMPLETE, complete=True)]
+            return [Finish()]
         return [*self.rounds.next(self.work), *self._go_on()]
 
     def postpone(self, seconds: float) -> None:

@@ -34,11 +34,6 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopRequested:
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Send:
     """Send a message to a worker. A Version has no parameters yet. A worker that is sent a Stop is not a member."""
 
@@ -94,11 +89,8 @@ class Discard:
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """The run is complete, or else stops before its last step."""
-
-    reason: str
-    complete: bool
+    """The run is complete."""
 
 
-Event = Received | Merged | Tick | StopRequested
+Event = Received | Merged | Tick
 Action = Send | Late | Merge | Commit | Discard | Finish

@@ -194,8 +194,9 @@ class CoordinatorRuntime:
             self._handle(events.Tick())
 
     def _stop_if_asked(self) -> None:
-        if self._stop_reason and self.outcome is None:
-            self._handle(events.StopRequested(reason=self._stop_reason))
+        if self._stop_reason and not self.is_over:
+            self.coordinator.finished = True
+            self._finish(self._stop_reason, complete=False)
 
     def _decide(self, worker: str, message: ToCoordinator, now: float) -> list[events.Action]:
         """Actions for a message of another process. A message that cannot be handled ends its sender's session only."""
@@ -270,7 +271,7 @@ class CoordinatorRuntime:
                 case events.Discard():
                     self.store.event("discarded", lease=action.lease_id)
                 case events.Finish():
-                    self._finish(action)
+                    self._finish(Message("the run is complete"), complete=True)
 
     def _send_to(self, worker: str, message: ToWorker) -> None:
         match message:
@@ -428,19 +429,19 @@ class CoordinatorRuntime:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _finish(self, action: events.Finish) -> None:
+    def _finish(self, reason: str, *, complete: bool) -> None:
         version, tokens = self._work.version, self._work.tokens
         self.store.save(self._snapshot, version=version)
-        self.store.status("complete" if action.complete else "stopped", version=version, row=self._row)
-        self.store.event("finished", version=version, complete=action.complete, reason=action.reason)
+        self.store.status("complete" if complete else "stopped", version=version, row=self._row)
+        self.store.event("finished", version=version, complete=complete, reason=reason)
         for worker in list(self.coordinator.crew.members):
-            self._send(worker, Stop(reason=action.reason))
+            self._send(worker, Stop(reason=reason))
         self.outcome = Outcome(  # last: its reader closes the transports, and workers must have their Stop by then
             version=version,
             tokens=tokens,
-            complete=action.complete,
-            interrupted=self._interrupted and not action.complete,
-            reason=action.reason,
+            complete=complete,
+            interrupted=self._interrupted and not complete,
+            reason=reason,
             last_row=self._row,
             best=self.store.held_out.best[1] if self.store.held_out.best else None,
         )
