@@ -147,6 +147,6 @@ class Coordinator:
             return [*(Discard(lease_id=lease_id) for lease_id in event.bad_leases), *self._go_on()]
         for unit in event.confirmed:
             self.work.failures.pop(unit, None)
-        sent_away = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone(merge))]
+        sent_away = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone())]
         self.work.committed(merge)
         return [*sent_away, Commit(merge=merge), *self.start()]

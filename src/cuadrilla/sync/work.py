@@ -142,10 +142,10 @@ class Work:
             at=self.crew.now,
         )
 
-    def failed_alone(self, merge: Merge) -> set[str]:
-        """Workers that failed units of this version that other workers could compute."""
-        excused = {worker for unit in merge.skipped for worker in self.failures.get(unit, ())}
-        return {worker for unit in merge.units for worker in self.failures.get(unit, ())} - excused
+    def failed_alone(self) -> set[str]:
+        """Workers that failed units of this round that other workers could compute."""
+        excused = {worker for unit in self.skipped for worker in self.failures.get(unit, ())}
+        return {worker for failed in self.failures.values() for worker in failed} - excused
 
     def committed(self, merge: Merge) -> None:
         self.version, self.step_seconds = merge.version, (self.crew.now - self.opened_at) / merge.steps
@@ -174,11 +174,14 @@ class Rounds:
         return Round(steps=self.steps)
 
     def cut(self, work: Work) -> list[range]:
-        """The groups of the open round, the largest first: it is for the fastest member."""
+        """The groups of the open round, the largest first: it is for the fastest member. Lanes are rounded to whole
+        units of a step, and empty ones left out.
+        """
         units = work.rules.units_per_step
-        sizes = cut_lanes(units, sizes=self.lanes) if self.lanes else [1] * units
-        ends = itertools.accumulate((size * work.steps for size in sizes), initial=work.version * units)
-        return sorted((range(*both) for both in itertools.pairwise(ends)), key=len, reverse=True)
+        *sums, total = itertools.accumulate(self.lanes or [1] * units, initial=0)
+        ends = [*(round(units * end / total) * work.steps for end in sums), len(work.units)]
+        groups = [work.units[begin:end] for begin, end in itertools.pairwise(ends)]
+        return sorted(filter(None, groups), key=len, reverse=True)
 
     def shares(self, num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
         """Groups for each of these members."""
@@ -224,12 +227,6 @@ class Rounds:
         work.open_round(self.choose(work))
         work.groups = self.cut(work)
         return [work.tell_version(worker) for worker in work.crew.members]
-
-
-def cut_lanes(units_per_step: int, *, sizes: Sequence[float]) -> list[int]:
-    """Units per step of each lane, in proportion to `sizes` and rounded to whole units; empty lanes are left out."""
-    ends = [0, *(round(units_per_step * sum(sizes[: i + 1]) / sum(sizes)) for i in range(len(sizes)))]
-    return [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
 
 
 def shares_alone(num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int]:
