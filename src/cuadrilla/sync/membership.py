@@ -206,10 +206,9 @@ class Membership:
         for node in sorted({node_of(worker) for worker in failed}):
             self.failed_rounds[node] += 1
             own = self.of_node(node) & self.members.keys()
-            if self.failed_rounds[node] < MAX_FAILED_ROUNDS or not self.members.keys() - own - set(sent_away):
-                continue
-            self.banned.add(node)
-            sent_away.extend(sorted(own))
+            if self.failed_rounds[node] >= MAX_FAILED_ROUNDS and self.members.keys() - own - set(sent_away):
+                self.banned.add(node)
+                sent_away.extend(sorted(own))
         return sent_away
 
     def of_node(self, worker: str) -> set[str]:
