@@ -74,6 +74,15 @@ def test_a_late_lane_does_not_go_back_to_a_worker_that_failed_it() -> None:
     assert crew.of("c").units == crew.of("a").units == (4, 5, 6, 7)
 
 
+def test_of_two_members_lost_at_one_tick_none_gets_the_units_of_the_other() -> None:
+    crew = begun("a", "b", "c", lost_after_seconds=5.0)  # a holds the whole first round
+    crew.now = 6.0
+    crew.say("c", Progress(micro_steps=0))
+    crew.send(events.Tick())
+    assert [stop.worker for stop in crew.evicted] == ["a", "b"]
+    assert len(crew.of("c").units) == 8
+
+
 def _fails(crew: Crew, worker: str, *, rounds: int) -> None:
     """Answer all leases for this number of rounds; the answers of `worker` are bad."""
     wanted = len(crew.commits) + rounds

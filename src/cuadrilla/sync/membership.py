@@ -27,8 +27,7 @@ SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
 """A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
 HUNG_AFTER_SECONDS, HUNG_FACTOR = 10.0, 3.0
-"""A member hangs without progress for this time, and for this many times its lease's expected time: one pass may hold
-the whole lease."""
+"""A member hangs without progress for this time, and this many times its lease's time: one pass may hold the lease."""
 MAX_TRANSFER_SHARE = 0.9
 """Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
@@ -42,9 +41,7 @@ FIRST_PROGRESS_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Constants of a run. `lost_after_seconds` is None where the transport itself reports deaths (threads of one
-    process).
-    """
+    """Constants of a run. `lost_after_seconds` is None where the transport itself reports deaths (threads)."""
 
     units_per_step: int
     step_tokens: int
