@@ -297,12 +297,12 @@ class World:
 
 def units_are_in_one_place(world: World) -> str:
     coordinator = world.coordinator
-    ledger = coordinator.work.ledger
-    places = [*ledger.free, *coordinator.work.skipped]
-    for answer in coordinator.work.answers.values():
+    work = coordinator.work
+    places = [*work.free, *work.skipped]
+    for answer in work.answers.values():
         places += answer.grant.units
-    places += {unit for lease in ledger.leases.values() for unit in lease.units}  # a late lease has a second one
-    open_units = set(range(ledger.opened)) - world.audit.counted
+    places += {unit for lease in work.ledger.leases.values() for unit in lease.units}  # a late lease has a second one
+    open_units = set(range(work.units.stop)) - world.audit.counted
     if coordinator.finished or sorted(places) == sorted(open_units):
         return ""
     return f"I1: of the units {sorted(open_units)} these are somewhere: {sorted(places)}"
@@ -311,7 +311,7 @@ def units_are_in_one_place(world: World) -> str:
 def rounds_are_opened_in_time(world: World) -> str:
     """One round is open at a time, and never more units than the run has."""
     coordinator = world.coordinator
-    size, version, opened = world.rules.units_per_step, coordinator.version, coordinator.work.ledger.opened
+    size, version, opened = world.rules.units_per_step, coordinator.version, coordinator.work.units.stop
     most = min(world.rules.num_steps, version + world.audit.steps)
     if coordinator.finished or version * size < opened <= most * size:
         return ""

@@ -41,7 +41,6 @@ class Coordinator:
     def __post_init__(self, state: Mapping[str, Any] | None) -> None:
         self.crew = Membership(rules=self.rules)
         self.work = Work(rules=self.rules, crew=self.crew, **(state or {}))
-        self.work.ledger.opened = self.work.version * self.rules.units_per_step
 
     @property
     def version(self) -> int:
@@ -118,7 +117,7 @@ class Coordinator:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
-        grant = self.work.ledger.count(said.lease_id, worker=worker)
+        grant = self.work.ledger.take(said.lease_id, worker=worker)
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
@@ -133,7 +132,7 @@ class Coordinator:
         """Begin the merge of the next version if every unit of the round is counted; else lease those that are free."""
         if self.work.merging is not None:
             return []
-        if not self.work.ledger.uncounted:
+        if not self.work.uncounted:
             self.work.merging = self.work.merge()
             return [self.work.merging]
         return self.rounds.deal(self.work) if self.crew.has_quorum else []

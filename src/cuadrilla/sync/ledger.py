@@ -1,12 +1,11 @@
-"""The lease ledger: which unit of the run is free, leased, or counted.
+"""The lease ledger: which worker holds which units.
 
-    free ──grant──▶ leased(worker, ...) ──count──▶ counted
+    free ──grant──▶ leased(worker) ──take──▶ counted, with its answer (`work.py`)
       ▲                  │
-      └────────end─────────┘
+      └────────end───────┘
 
-A run is an endless sequence of units 0, 1, 2, ... `Ledger` opens them in order, and remembers only open units that are
-not counted. Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease has
-ended: its worker was lost, or one of its units was counted meanwhile.
+Invariants (I1 of the fault tests): a unit is counted exactly once. An answer is refused if its lease has ended: its
+worker was lost, or one of its units was counted meanwhile.
 """
 
 from collections import Counter
@@ -26,46 +25,30 @@ class Grant:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """`opened`: all units below this number were opened; `uncounted`: those of them that are not counted yet.
-    `leases`: by worker, each of which holds at most one. `next_lease_id` starts at a random number (`train/setup.py`),
-    so that a restarted process repeats no number.
+    """`leases`: by worker, each of which holds at most one. `next_lease_id` starts at a random number
+    (`train/setup.py`), so that a restarted process repeats no number.
     """
 
-    opened: int = 0
     next_lease_id: int = 1
-    uncounted: set[int] = field(default_factory=set)
     leases: dict[str, Grant] = field(default_factory=dict)
 
-    @property
-    def free(self) -> set[int]:
-        """Open units that are neither counted nor leased."""
-        return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
-
-    def open_units(self, count: int) -> None:
-        self.uncounted.update(range(self.opened, self.opened + count))
-        self.opened += count
-
     def grant(self, worker: str, units: Iterable[int], *, at: float) -> Grant:
-        """Lease these units (at least one), which another worker may also hold, to a worker without a lease."""
-        chosen = tuple(sorted(units))
-        assert chosen
+        """Lease these units, which another worker may also hold, to a worker without a lease."""
         assert worker not in self.leases
-        assert self.uncounted.issuperset(chosen)
-        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=chosen, at=at)
+        lease = Grant(lease_id=self.next_lease_id, worker=worker, units=tuple(sorted(units)), at=at)
         self.next_lease_id += 1
         self.leases[worker] = lease
         return lease
 
-    def count(self, lease_id: int, *, worker: str) -> Grant | None:
-        """End an answered lease and count its units. None if the lease has ended, or is another worker's."""
+    def take(self, lease_id: int, *, worker: str) -> Grant | None:
+        """End the lease that is answered, and return it. None if it has ended, or is another worker's."""
         lease = self.leases.get(worker)
         if lease is None or lease.lease_id != lease_id:
             return None
-        self.uncounted.difference_update(lease.units)
         return self.leases.pop(worker)
 
     def end(self, units: Iterable[int]) -> list[Grant]:
-        """End all leases that hold one of these units. Their uncounted units become free."""
+        """End all leases that hold one of these units. Their other units become free."""
         gone = set(units)
         ended = [lease for lease in self.leases.values() if gone.intersection(lease.units)]
         for lease in ended:

@@ -36,8 +36,8 @@ class Round:
 @dataclass(kw_only=True)
 class Work:
     """`answers` wait for their merge; `failures`: the workers that failed each unit; `skipped`: units that no member
-    could compute. `kind`, `groups`: of the open round; a group is never split. `step_seconds`: of the last round, for
-    each step, at first 0. `merge_seconds`: running mean from the last answer of a round to its version.
+    could compute. `kind`, `steps`, `groups`: of the open round; a group is never split. `step_seconds`: of the last
+    round, for each step, at first 0. `merge_seconds`: running mean from the last answer of a round to its version.
     """
 
     rules: Rules
@@ -49,6 +49,7 @@ class Work:
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     kind: Round = Round()
+    steps: int = 0
     groups: Sequence[range] = ()
     step_seconds: float = 0.0
     opened_at: float = 0.0
@@ -60,17 +61,23 @@ class Work:
     @property
     def units(self) -> range:
         """The units of the open round; none between two rounds."""
-        return range(self.version * self.rules.units_per_step, self.ledger.opened)
+        size = self.rules.units_per_step
+        return range(self.version * size, (self.version + self.steps) * size)
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps of the open round: the version number grows by one for each."""
-        return len(self.units) // self.rules.units_per_step
+    def uncounted(self) -> set[int]:
+        """Units of the open round that no answer holds and that are not skipped."""
+        return set(self.units).difference(self.skipped, *(answer.grant.units for answer in self.answers.values()))
+
+    @property
+    def free(self) -> set[int]:
+        """Uncounted units that are not leased."""
+        return self.uncounted.difference(*(lease.units for lease in self.ledger.leases.values()))
 
     def open_round(self, kind: Round) -> None:
         """Open the next units of the run, for the steps of this round or for the rest of the run."""
         self.kind, self.opened_at = kind, self.crew.now
-        self.ledger.open_units(min(kind.steps, self.rules.num_steps - self.version) * self.rules.units_per_step)
+        self.steps = min(kind.steps, self.rules.num_steps - self.version)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -118,15 +125,13 @@ class Work:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def fail(self, grant: Grant) -> None:
-        """A contribution is unusable: its units are free again. They are skipped if they failed as often as
-        `MAX_FAILURES_OF_A_UNIT`, and this lease was no larger than a group.
+        """Note that the answer to a lease is unusable. Its units are skipped if they failed as often as
+        `MAX_FAILURES_OF_A_UNIT`, and it was no larger than a group.
         """
-        self.ledger.uncounted.update(grant.units)
         for unit in grant.units:
             self.failures.setdefault(unit, []).append(grant.worker)
         is_smallest = len(grant.units) <= len(self.groups[0])
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
-            self.ledger.uncounted.difference_update(grant.units)
             self.ledger.end(grant.units)
             self.skipped.update(grant.units)
 
@@ -148,7 +153,8 @@ class Work:
         return {worker for failed in self.failures.values() for worker in failed} - excused
 
     def committed(self, merge: Merge) -> None:
-        self.version, self.step_seconds = merge.version, (self.crew.now - self.opened_at) / merge.steps
+        self.version, self.steps = merge.version, 0
+        self.step_seconds = (self.crew.now - self.opened_at) / merge.steps
         self.merge_seconds = (self.merge_seconds + self.crew.now - merge.at) / (2 if self.merge_seconds else 1)
         self.tokens += merge.tokens
         self.answers.clear()
@@ -191,7 +197,7 @@ class Rounds:
         """Lease each idle member its share of the free groups; groups that failed before, one at a time."""
         if not (idle := work.idle()):
             return []
-        free = work.ledger.free
+        free = work.free
         groups = [group for group in work.groups if free.issuperset(group)]
         if not groups:
             return self._back_up_late(work, idle)
@@ -201,7 +207,7 @@ class Rounds:
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
-            count = 1 if work.failures.keys() & work.ledger.free else count
+            count = 1 if work.failures.keys() & work.free else count
             actions += _lease(work, worker, groups, count=count)
         if groups and not work.ledger.leases:  # every idle member failed these units: try once more
             actions += work.grant(idle[0], groups[0])

@@ -239,9 +239,9 @@ class CoordinatorRuntime:
 
     def _show_progress(self) -> None:
         """Report to the sinks which part of the round is done, by the workers' heartbeats. A round may take minutes."""
-        ledger, total = self._work.ledger, max(len(self._work.units), 1)  # none between rounds
-        done = dict.fromkeys(ledger.uncounted, 0.0)
-        for lease in ledger.leases.values():
+        total = max(len(self._work.units), 1)  # none between rounds
+        done = dict.fromkeys(self._work.uncounted, 0.0)
+        for lease in self._work.ledger.leases.values():
             for unit in lease.units:
                 done[unit] = max(done.get(unit, 0.0), self._parts.get(lease.worker, 0.0))
         part = (total - len(done) + sum(done.values())) / total
