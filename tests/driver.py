@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Lease, Stop, ToCoordinator
-from cuadrilla.sync import events, ledger
+from cuadrilla.sync import events
 from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, exact
 from cuadrilla.sync.membership import Rules
@@ -30,7 +30,7 @@ class Crew:
     def __init__(self, machine: Coordinator) -> None:
         self.machine = machine
         self.now = 0.0
-        self.leases: dict[int, ledger.Grant] = {}
+        self.leases: dict[int, events.Grant] = {}
         self.granted_at: dict[int, float] = {}
         self.commits: list[events.Commit] = []
         self.evicted: list[events.Send] = []
@@ -43,7 +43,7 @@ class Crew:
             match action:
                 case events.Send(worker=worker, message=Lease() as lease):
                     self._abandon(worker)
-                    self.leases[lease.lease_id] = ledger.Grant(
+                    self.leases[lease.lease_id] = events.Grant(
                         lease_id=lease.lease_id, worker=worker, units=lease.units
                     )
                     self.granted_at[lease.lease_id] = self.now
@@ -62,14 +62,14 @@ class Crew:
     def merge(self, action: events.Merge) -> None:
         """Called for every merge; here it succeeds."""
 
-    def contribution(self, grant: ledger.Grant, *, valid: bool) -> Contribution:
+    def contribution(self, grant: events.Grant, *, valid: bool) -> Contribution:
         return Contribution(
             lease_id=grant.lease_id, tokens=10 * len(grant.units), loss_sum=1.0, tensors={}, valid=valid
         )
 
     def _abandon(self, worker: str) -> None:
         """Forget the leases of a worker that the coordinator has revoked; it stops them when it gets another."""
-        wanted = {lease.lease_id for lease in self.machine.work.ledger.leases.values()}
+        wanted = {lease.lease_id for lease in self.machine.work.leases.values()}
         self.leases = {id_: lease for id_, lease in self.leases.items() if lease.worker != worker or id_ in wanted}
 
     def send(self, event: events.Event) -> None:
@@ -90,7 +90,7 @@ class Crew:
         self.leases = {k: v for k, v in self.leases.items() if v.worker != worker}
         self.say(worker, Goodbye(reason="test"))
 
-    def of(self, worker: str) -> ledger.Grant:
+    def of(self, worker: str) -> events.Grant:
         return next(grant for grant in self.leases.values() if grant.worker == worker)
 
     def round(self, **seconds_per_unit: float) -> float:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from cuadrilla.config import RunSection, TrainSection
 from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
 from cuadrilla.model.task import Task
-from cuadrilla.sync.events import Answer
+from cuadrilla.sync.events import Answer, Grant
 from cuadrilla.sync.exact import ExactWorker
-from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.strategy import Parameters, Recipe, Stepper
 from cuadrilla.train.loop import WorkerSettings, train
 from cuadrilla.train.precision import Precision

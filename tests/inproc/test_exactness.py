@@ -15,8 +15,8 @@ from cuadrilla.config import AdamWSection, TrainSection
 from cuadrilla.link.base import Contribution, Lease
 from cuadrilla.model.task import TaskDefaults
 from cuadrilla.sync import events
+from cuadrilla.sync.events import Grant
 from cuadrilla.sync.exact import ExactWorker
-from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.merge import Merger
 from cuadrilla.train.optim import make_optimizer

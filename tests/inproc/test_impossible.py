@@ -68,7 +68,7 @@ class PlayedRun:
 
     def lease_of(self, worker: str) -> Lease | None:
         leases = [message for message in self.sent[worker] if isinstance(message, Lease)]
-        held = self.coordination._work.ledger.leases.get(worker)
+        held = self.coordination._work.leases.get(worker)
         return leases[-1] if held is not None and leases[-1].lease_id == held.lease_id else None
 
     def answers(self, worker: str, lie: Lie | None = None, *, seconds: float = LEASE_SECONDS) -> None:

@@ -152,7 +152,7 @@ class World:
         self.audit.restarted()
         state, guard_state, theta, after = recover(self.disk)
         self.coordinator = Coordinator(rules=self.rules, rounds=self.strategy.rounds(), state=state)
-        self.coordinator.work.ledger.next_lease_id = 1 + (self.incarnation << 32)
+        self.coordinator.work.next_lease_id = 1 + (self.incarnation << 32)
         guard = NeverGivesUp(section=GuardSection())
         if guard_state is not None:
             guard.load_state(guard_state)
@@ -210,7 +210,7 @@ class World:
                 connection.micro_steps, worker.worked_at, worker.owes = message.micro_steps, self.clock.now, False
             self.coordination.deliver(worker.name, message)
         else:
-            held = self.coordinator.work.ledger.leases.get(worker.name)
+            held = self.coordinator.work.leases.get(worker.name)
             answers = isinstance(message, Contribution) and held is not None and held.lease_id == message.lease_id
             worker.owes = worker.owes and not answers and not isinstance(message, Hello)
             self.coordination.deliver(worker.name, message)
@@ -301,7 +301,7 @@ def units_are_in_one_place(world: World) -> str:
     places = [*work.free, *work.skipped]
     for answer in work.answers.values():
         places += answer.grant.units
-    places += {unit for lease in work.ledger.leases.values() for unit in lease.units}  # a late lease has a second one
+    places += {unit for lease in work.leases.values() for unit in lease.units}  # a late lease has a second one
     open_units = set(range(work.units.stop)) - world.audit.counted
     if coordinator.finished or sorted(places) == sorted(open_units):
         return ""
@@ -320,14 +320,14 @@ def rounds_are_opened_in_time(world: World) -> str:
 
 def leases_have_a_member_each(world: World) -> str:
     members, work = world.coordinator.crew.members, world.coordinator.work
-    if not members.keys() >= work.ledger.leases.keys():
-        return f"I1: leases are held by {list(work.ledger.leases)}, members are {list(members)}"
+    if not members.keys() >= work.leases.keys():
+        return f"I1: leases are held by {list(work.leases)}, members are {list(members)}"
     return ""
 
 
 def units_do_not_wait(world: World) -> str:
     coordinator = world.coordinator
-    if coordinator.crew.members and not coordinator.work.ledger.leases and not coordinator.finished:
+    if coordinator.crew.members and not coordinator.work.leases and not coordinator.finished:
         return "I5: units are free, members are idle, and nothing is leased"
     return ""
 

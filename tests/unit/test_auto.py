@@ -11,9 +11,8 @@ from cuadrilla.config import MuonSection
 from cuadrilla.link.base import Contribution, Hello, Lease, Tensors
 from cuadrilla.sync.auto import AutoRounds
 from cuadrilla.sync.coordinator import Coordinator
-from cuadrilla.sync.events import Action, Answer, Commit, Merge, Merged, Received, Send
+from cuadrilla.sync.events import Action, Answer, Commit, Grant, Merge, Merged, Received, Send
 from cuadrilla.sync.kinds import Strategy, windows
-from cuadrilla.sync.ledger import Grant
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import GRADIENT, Recipe
 from cuadrilla.train.optim import make_optimizer

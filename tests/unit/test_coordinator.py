@@ -154,7 +154,7 @@ def test_leases_that_go_out_late_are_not_overdue() -> None:
     crew.say("a", Progress(micro_steps=1))
     crew.send(events.Tick())
     assert not crew.evicted
-    (lease,) = crew.machine.work.ledger.leases.values()
+    (lease,) = crew.machine.work.leases.values()
     assert lease.at == crew.now
 
 

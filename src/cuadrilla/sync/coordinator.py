@@ -70,7 +70,7 @@ class Coordinator:
 
     def postpone(self, seconds: float) -> None:
         """Let the open round and its leases begin later: the last actions were delayed by this many seconds."""
-        leases, self.work.opened_at = self.work.ledger.leases, self.work.opened_at + seconds
+        leases, self.work.opened_at = self.work.leases, self.work.opened_at + seconds
         leases.update({worker: replace(lease, at=lease.at + seconds) for worker, lease in leases.items()})
 
     def snapshot(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Coordinator:
 
     def _remove(self, worker: str) -> None:
         self.crew.members.pop(worker, None)
-        self.work.ledger.leases.pop(worker, None)  # its units are free again
+        self.work.leases.pop(worker, None)  # its units are free again
 
     def _send_away(self, worker: str, reason: str, *, again: bool = False) -> Action:
         """Remove a worker. `again`: it may join again at once."""
@@ -110,14 +110,14 @@ class Coordinator:
         return Send(worker=worker, message=Stop(reason=reason, refused=not again, again=again))
 
     def _evict_unresponsive(self) -> list[Action]:
-        leases = self.work.ledger.leases
+        leases = self.work.leases
         reasons = {worker: self.crew.why_evict(worker, leases.get(worker)) for worker in self.crew.members}
         return [self._send_away(worker, reason, again=True) for worker, reason in reasons.items() if reason]
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _take_answer(self, worker: str, said: Contribution) -> list[Action]:
-        grant = self.work.ledger.take(said.lease_id, worker=worker)
+        grant = self.work.take(said.lease_id, worker=worker)
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
@@ -125,7 +125,7 @@ class Coordinator:
             return [Discard(lease_id=said.lease_id), *self._go_on()]
         self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, contribution=said)
-        self.crew.note_revoked(self.work.ledger.end(grant.units))  # another answer is not wanted
+        self.crew.note_revoked(self.work.end(grant.units))  # another answer is not wanted
         return self._go_on()
 
     def _go_on(self) -> list[Action]:

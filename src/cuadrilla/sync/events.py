@@ -6,7 +6,6 @@ Messages from and to workers are those of `link/base.py`. The coordinator does n
 from dataclasses import dataclass
 
 from cuadrilla.link.base import Contribution, ToCoordinator, ToWorker
-from cuadrilla.sync.ledger import Grant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,16 @@ class Late:
 
     worker: str
     lease_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """A lease. `at`: when it was granted, by the coordinator's clock."""
+
+    lease_id: int
+    worker: str
+    units: tuple[int, ...]
+    at: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

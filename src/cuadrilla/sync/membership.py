@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cuadrilla.link.base import Hello, Progress, ToCoordinator, node_of
 from cuadrilla.messages import Message
 from cuadrilla.plan.share import Pace
-from cuadrilla.sync.ledger import Grant
+from cuadrilla.sync.events import Grant
 
 QUORUM_SECONDS = 15.0
 MAX_FAILED_ROUNDS = 2

@@ -1,18 +1,23 @@
-"""The work of a run, and the rule by which it is leased.
+"""The work of a run: the ledger of its units (`Work`), and the rule by which they are leased (`Rounds`).
 
-`Work` keeps which units are free, leased, answered, failed or skipped. `Rounds` decides what is leased to whom. A round
-is a fixed set of units, shared so that all members finish at the same time.
+    free ──grant──▶ leased(worker) ──take──▶ counted, with its answer
+      ▲                  │
+      └────────end───────┘
+
+A run is an endless sequence of units 0, 1, 2, ... A round is a fixed set of them, shared so that all members finish at
+the same time. Invariants (I1 of the fault tests): a unit is counted exactly once, or skipped. An answer is refused if
+its lease has ended: its worker was lost, or one of its units was counted meanwhile.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cuadrilla.link.base import Lease, Version
 from cuadrilla.plan.share import Pace, share_units
-from cuadrilla.sync.events import Action, Answer, Late, Merge, Send
-from cuadrilla.sync.ledger import Grant, Ledger
+from cuadrilla.sync.events import Action, Answer, Grant, Late, Merge, Send
 from cuadrilla.sync.membership import MIN_MEASUREMENTS, Membership, Rules
 
 MAX_FAILURES_OF_A_UNIT = 2
@@ -35,16 +40,19 @@ class Round:
 
 @dataclass(kw_only=True)
 class Work:
-    """`answers` wait for their merge; `failures`: the workers that failed each unit; `skipped`: units that no member
-    could compute. `kind`, `steps`, `groups`: of the open round; a group is never split. `step_seconds`: of the last
-    round, for each step, at first 0. `merge_seconds`: running mean from the last answer of a round to its version.
+    """`leases`: by worker, each of which holds at most one. `answers`: by lease, they wait for their merge. `failures`:
+    the workers that failed each unit. `skipped`: units that no member could compute. `kind`, `steps`, `groups`: of the
+    open round; a group is never split. `step_seconds`: of the last round, for each step, at first 0. `merge_seconds`:
+    running mean from the last answer of a round to its version. `next_lease_id` starts at a random number
+    (`train/setup.py`), so that a restarted process repeats no number.
     """
 
     rules: Rules
     crew: Membership
     version: int = 0
     tokens: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
+    next_lease_id: int = 1
+    leases: dict[str, Grant] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[int, list[str]] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -72,7 +80,7 @@ class Work:
     @property
     def free(self) -> set[int]:
         """Uncounted units that are not leased."""
-        return self.uncounted.difference(*(lease.units for lease in self.ledger.leases.values()))
+        return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
 
     def open_round(self, kind: Round) -> None:
         """Open the next units of the run, for the steps of this round or for the rest of the run."""
@@ -84,7 +92,7 @@ class Work:
     def idle(self) -> list[str]:
         """Members that hold no lease, the fastest first."""
         speeds = self.crew.speeds()
-        return sorted(speeds.keys() - self.ledger.leases.keys(), key=lambda worker: (-speeds[worker], worker))
+        return sorted(speeds.keys() - self.leases.keys(), key=lambda worker: (-speeds[worker], worker))
 
     def failed_by(self, worker: str) -> set[int]:
         """Units that another member should compute: those that this worker's node failed, or those that this worker
@@ -96,10 +104,12 @@ class Work:
         return {unit for unit, failed in self.failures.items() if not own.isdisjoint(failed)}
 
     def grant(self, worker: str, units: Sequence[int]) -> list[Action]:
-        """Lease these units, which another worker may also hold; no action if there is none."""
+        """Lease these units, which another worker may also hold, to an idle one; no action if there is none."""
+        assert worker not in self.leases
         if not units:
             return []
-        grant = self.ledger.grant(worker, units, at=self.crew.now)
+        grant = Grant(lease_id=self.next_lease_id, worker=worker, units=tuple(sorted(units)), at=self.crew.now)
+        self.leases[worker], self.next_lease_id = grant, self.next_lease_id + 1
         whole = len(grant.units) == len(self.units)
         parts = self.kind.parts if whole else 1
         lease = Lease(
@@ -116,10 +126,30 @@ class Work:
     def tell_version(self, worker: str) -> Action:
         return Send(worker=worker, message=Version(version=self.version, next_round_steps=self.steps))
 
+    def take(self, lease_id: int, *, worker: str) -> Grant | None:
+        """End the lease that is answered, and return it. None if it has ended, or is another worker's."""
+        lease = self.leases.get(worker)
+        if lease is None or lease.lease_id != lease_id:
+            return None
+        return self.leases.pop(worker)
+
+    def end(self, units: Iterable[int]) -> list[Grant]:
+        """End all leases that hold one of these units. Their other units become free."""
+        gone = set(units)
+        ended = [lease for lease in self.leases.values() if gone.intersection(lease.units)]
+        for lease in ended:
+            del self.leases[lease.worker]
+        return ended
+
+    def held_by_one(self) -> set[int]:
+        """Units that exactly one worker holds."""
+        holders = Counter(unit for lease in self.leases.values() for unit in lease.units)
+        return {unit for unit, number in holders.items() if number == 1}
+
     def late(self) -> list[Grant]:
         """Leases that take too long: their units may be leased a second time."""
         now, expected = self.crew.now, self.crew.expected_seconds
-        leases = self.ledger.leases.values()
+        leases = self.leases.values()
         return [lease for lease in leases if now - lease.at > max(MIN_LATE_SECONDS, LATE_FACTOR * expected(lease))]
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -132,7 +162,7 @@ class Work:
             self.failures.setdefault(unit, []).append(grant.worker)
         is_smallest = len(grant.units) <= len(self.groups[0])
         if is_smallest and len(self.failures[grant.units[0]]) >= MAX_FAILURES_OF_A_UNIT:
-            self.ledger.end(grant.units)
+            self.end(grant.units)
             self.skipped.update(grant.units)
 
     def merge(self) -> Merge:
@@ -201,7 +231,7 @@ class Rounds:
         groups = [group for group in work.groups if free.issuperset(group)]
         if not groups:
             return self._back_up_late(work, idle)
-        fresh_round = not (work.ledger.leases or work.answers or work.failures)
+        fresh_round = not (work.leases or work.answers or work.failures)
         paces, actions = work.crew.paces(group=work.steps), list[Action]()
         shares = shares_alone(len(groups), paces=paces) if work.kind.alone else self.shares(len(groups), paces=paces)
         shares = _probing(work, shares) if fresh_round else shares
@@ -209,14 +239,14 @@ class Rounds:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
             count = 1 if work.failures.keys() & work.free else count
             actions += _lease(work, worker, groups, count=count)
-        if groups and not work.ledger.leases:  # every idle member failed these units: try once more
+        if groups and not work.leases:  # every idle member failed these units: try once more
             actions += work.grant(idle[0], groups[0])
         return actions
 
     def _back_up_late(self, work: Work, idle: Sequence[str]) -> list[Action]:
         """Lease the groups of late leases to idle members, too. The first answer counts."""
         late = work.late()
-        units = work.ledger.held_by_one() & {unit for lease in late for unit in lease.units}
+        units = work.held_by_one() & {unit for lease in late for unit in lease.units}
         if not units:
             return []
         groups = [group for group in work.groups if units.issuperset(group)]

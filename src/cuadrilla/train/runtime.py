@@ -222,7 +222,7 @@ class CoordinatorRuntime:
                     self.store.event("left", worker=worker, reason=message.reason)
             case Contribution():
                 self._parts.pop(worker, None)
-                lease = self._work.ledger.leases.get(worker)
+                lease = self._work.leases.get(worker)
                 if message.valid and lease is not None and not self._is_possible(message, num_units=len(lease.units)):
                     message = replace(message, valid=False)
         return events.Received(worker=worker, message=message)
@@ -241,7 +241,7 @@ class CoordinatorRuntime:
         """Report to the sinks which part of the round is done, by the workers' heartbeats. A round may take minutes."""
         total = max(len(self._work.units), 1)  # none between rounds
         done = dict.fromkeys(self._work.uncounted, 0.0)
-        for lease in self._work.ledger.leases.values():
+        for lease in self._work.leases.values():
             for unit in lease.units:
                 done[unit] = max(done.get(unit, 0.0), self._parts.get(lease.worker, 0.0))
         part = (total - len(done) + sum(done.values())) / total

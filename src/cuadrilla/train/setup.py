@@ -291,7 +291,7 @@ def make_coordinator(equipment: Equipment, state: Mapping[str, Any] | None) -> C
     )
     made = Coordinator(rules=rules, rounds=equipment.strategy.rounds(), state=state)
     # An answer to a lease of an earlier process must never match a lease of this one.
-    made.work.ledger.next_lease_id = 1 + secrets.randbits(48)
+    made.work.next_lease_id = 1 + secrets.randbits(48)
     return made
 
 
