@@ -6,6 +6,7 @@ after which an invariant does not hold; `disk.py` lists the invariants I1-I7. Al
 time comes from a heap of events, without threads, wall clock or sleep. So a seed that fails once fails always.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -298,7 +299,7 @@ class World:
 def units_are_in_one_place(world: World) -> str:
     coordinator = world.coordinator
     work = coordinator.work
-    places = [*work.free, *work.skipped]
+    places = [*itertools.chain(*work.free), *work.skipped]
     for answer in work.answers.values():
         places += answer.grant.units
     places += {unit for lease in work.leases.values() for unit in lease.units}  # a late lease has a second one

@@ -42,9 +42,9 @@ class Round:
 class Work:
     """`leases`: by worker, each of which holds at most one. `answers`: by lease, they wait for their merge. `failures`:
     the workers that failed each unit. `skipped`: units that no member could compute. `kind`, `steps`, `groups`: of the
-    open round; a group is never split. `step_seconds`: of the last round, for each step, at first 0. `merge_seconds`:
-    running mean from the last answer of a round to its version. `next_lease_id` starts at a random number
-    (`train/setup.py`), so that a restarted process repeats no number.
+    open round; a group is never split, and the largest is the first. `step_seconds`: of the last round, for each step,
+    at first 0. `merge_seconds`: running mean from the last answer of a round to its version. `next_lease_id` starts at
+    a random number (`train/setup.py`), so that a restarted process repeats no number.
     """
 
     rules: Rules
@@ -78,14 +78,10 @@ class Work:
         return set(self.units).difference(self.skipped, *(answer.grant.units for answer in self.answers.values()))
 
     @property
-    def free(self) -> set[int]:
-        """Uncounted units that are not leased."""
-        return self.uncounted.difference(*(lease.units for lease in self.leases.values()))
-
-    def open_round(self, kind: Round) -> None:
-        """Open the next units of the run, for the steps of this round or for the rest of the run."""
-        self.kind, self.opened_at = kind, self.crew.now
-        self.steps = min(kind.steps, self.rules.num_steps - self.version)
+    def free(self) -> list[range]:
+        """Groups that are uncounted and not leased."""
+        units = self.uncounted.difference(*(lease.units for lease in self.leases.values()))
+        return [group for group in self.groups if group[0] in units]
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -210,9 +206,7 @@ class Rounds:
         return Round(steps=self.steps)
 
     def cut(self, work: Work) -> list[range]:
-        """The groups of the open round, the largest first: it is for the fastest member. Lanes are rounded to whole
-        units of a step, and empty ones left out.
-        """
+        """The groups of the open round. Lanes are rounded to whole units of a step, and empty ones left out."""
         units = work.rules.units_per_step
         *sums, total = itertools.accumulate(self.lanes or [1] * units, initial=0)
         ends = [*(round(units * end / total) * work.steps for end in sums), len(work.units)]
@@ -227,9 +221,7 @@ class Rounds:
         """Lease each idle member its share of the free groups; groups that failed before, one at a time."""
         if not (idle := work.idle()):
             return []
-        free = work.free
-        groups = [group for group in work.groups if free.issuperset(group)]
-        if not groups:
+        if not (groups := work.free):
             return self._back_up_late(work, idle)
         fresh_round = not (work.leases or work.answers or work.failures)
         paces, actions = work.crew.paces(group=work.steps), list[Action]()
@@ -237,7 +229,7 @@ class Rounds:
         shares = _probing(work, shares) if fresh_round else shares
         for worker in idle:
             count = shares[worker] if fresh_round else max(1, shares[worker])  # every idle member gets returned units
-            count = 1 if work.failures.keys() & work.free else count
+            count = 1 if any(group[0] in work.failures for group in groups) else count
             actions += _lease(work, worker, groups, count=count)
         if groups and not work.leases:  # every idle member failed these units: try once more
             actions += work.grant(idle[0], groups[0])
@@ -249,7 +241,7 @@ class Rounds:
         units = work.held_by_one() & {unit for lease in late for unit in lease.units}
         if not units:
             return []
-        groups = [group for group in work.groups if units.issuperset(group)]
+        groups = [group for group in work.groups if group[0] in units]
         paces, granted = work.crew.paces(group=work.steps), list[Action]()
         shares = self.shares(len(groups), paces={worker: paces[worker] for worker in idle})
         for worker in idle:
@@ -259,8 +251,9 @@ class Rounds:
         return [*(Late(worker=lease.worker, lease_id=lease.lease_id) for lease in late), *granted]
 
     def next(self, work: Work) -> list[Action]:
-        """Open the next round, and send the committed version to every member."""
-        work.open_round(self.choose(work))
+        """Open the next round, for the rest of the run at most, and send the committed version to every member."""
+        work.kind, work.opened_at = self.choose(work), work.crew.now
+        work.steps = min(work.kind.steps, work.rules.num_steps - work.version)
         work.groups = self.cut(work)
         return [work.tell_version(worker) for worker in work.crew.members]
 
@@ -274,7 +267,7 @@ def shares_alone(num_groups: int, *, paces: Mapping[str, Pace]) -> dict[str, int
 def _lease(work: Work, worker: str, groups: list[range], *, count: int) -> list[Action]:
     """Lease the first `count` of the groups that this worker has not failed, and remove them from the list."""
     failed = work.failed_by(worker)
-    chosen = [group for group in groups if failed.isdisjoint(group)][:count]
+    chosen = [group for group in groups if group[0] not in failed][:count]
     taken = set(chosen)
     groups[:] = [group for group in groups if group not in taken]
     return work.grant(worker, [unit for group in chosen for unit in group])
