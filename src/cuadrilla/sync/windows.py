@@ -5,13 +5,12 @@
                    (Σ gradient / planned tokens, Σ its square)                                        `contribute`
 
 A round is a window of `steps` optimizer steps of the whole crew. A worker's lease is its lane: in each step as many
-units as its speed allows. So all lanes take the same number of steps, and a mean by tokens weighs every unit alike. A
-lease always takes all steps from the window's start, even if it is granted in mid-window. Learning rates depend only on
-the number of the run's step.
+units as its speed allows. So all lanes take the same number of steps, always from the window's start, and a mean by
+tokens weighs every unit alike. Learning rates depend only on the number of the run's step.
 
-The state of record is complete, and a worker keeps nothing between two leases. So a newcomer starts with everything,
-and any worker can compute a lost lane. This also learns best (docs/experiments.md): a lane continues with the crew's
-momentum. With its own momentum, or with none, it would first have to find its direction.
+A worker keeps nothing between two leases: a newcomer starts with everything, and any worker can compute a lost lane.
+This also learns best (docs/experiments.md): with momentum of its own, or with none, a lane would first have to find its
+direction.
 
 A lane that is the whole window is training alone: it contributes changes and state of all parameters, and the merge
 adopts them. Each step of the run may then be several smaller ones, with the batch that suits one machine.

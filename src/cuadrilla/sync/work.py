@@ -239,8 +239,6 @@ class Rounds:
         """Lease the groups of late leases to idle members, too. The first answer counts."""
         late = work.late()
         units = work.held_by_one() & {unit for lease in late for unit in lease.units}
-        if not units:
-            return []
         groups = [group for group in work.groups if group[0] in units]
         paces, granted = work.crew.paces(group=work.steps), list[Action]()
         shares = self.shares(len(groups), paces={worker: paces[worker] for worker in idle})
