@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuadrilla.sync.compact import BLOCK, MAX_CODE, SCALE, compacted, expanded, names_of
+from cuadrilla.sync.strategy import SQUARE
+
+W2 = f"{SQUARE}w"
 
 
 @given(st.integers(1, 5), st.integers(-30, 30), st.integers(0, 2**31))
@@ -39,15 +42,15 @@ def test_halves_are_those_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "squares"),
-    [(float("nan"), ()), (float("inf"), ()), (-float("inf"), ()), (float("nan"), "w"), (float("inf"), "w")],
+    ("name", "bad"),
+    [("w", float("nan")), ("w", float("inf")), ("w", -float("inf")), (W2, float("nan")), (W2, float("inf"))],
 )
-def test_what_is_not_finite_stays_so(bad: float, squares: tuple[str, ...] | str) -> None:
+def test_what_is_not_finite_stays_so(name: str, bad: float) -> None:
     tensor = torch.rand(2048)
     tensor[77] = bad
-    sent = compacted({"w": tensor}, squares=tuple(squares))
+    sent = compacted({name: tensor})
     assert not all(bool(torch.isfinite(t).all()) for t in sent.values())
-    assert not bool(torch.isfinite(expanded(sent, "w")).all())
+    assert not bool(torch.isfinite(expanded(sent, name)).all())
 
 
 @given(st.integers(-30, 10), st.integers(0, 2**31))
@@ -56,9 +59,9 @@ def test_an_error_of_a_square_is_a_part_of_itself(exponent: int, seed: int) -> N
     generator = torch.Generator().manual_seed(seed)
     tensor = torch.rand((5, 1027), generator=generator) ** 8 * 2.0**exponent
     tensor[:, ::7] = 0.0
-    sent = compacted({"square: w": tensor}, squares=("square: ",))
-    assert sent["square: w"].dtype == torch.uint8
-    come = expanded(sent, "square: w")
+    sent = compacted({W2: tensor})
+    assert sent[W2].dtype == torch.uint8
+    come = expanded(sent, W2)
     flat = torch.nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % BLOCK)).view(-1, BLOCK)
     largest = flat.amax(1, keepdim=True).expand_as(flat).reshape(-1)[: tensor.numel()].view_as(tensor)
     coded = tensor >= largest * 2.0**-30

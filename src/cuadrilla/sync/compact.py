@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from cuadrilla.sync.strategy import SQUARES
+
 BLOCK = 64
 MAX_CODE = 127
 SCALE = "scale of "
@@ -28,12 +30,12 @@ DROPPED_BITS = 20
 SMALLEST_SQUARE = 2.0**-80
 
 
-def compacted(
-    tensors: Mapping[str, Tensor], *, halves: Collection[str] = (), squares: tuple[str, ...] = ()
-) -> dict[str, Tensor]:
-    """Tensors in 8 bits; in bfloat16 those named in `halves`. Names that begin with one of `squares` hold no negative
-    numbers and get the codes of squares. A non-finite number makes its scale non-finite.
+def compacted(tensors: Mapping[str, Tensor], *, bits: int = 8, halves: Collection[str] = ()) -> dict[str, Tensor]:
+    """Tensors in 8 bits, or in bfloat16 those named in `halves`; with 32 `bits` the tensors themselves. Those called
+    squares hold no negative numbers. A non-finite number makes its scale non-finite.
     """
+    if bits == 32:
+        return dict(tensors)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.numel() < FEW_NUMBERS:
@@ -41,7 +43,7 @@ def compacted(
         elif name in halves:
             found[name] = tensor.to(torch.bfloat16)
         else:
-            codes = _codes_of_squares if name.startswith(squares) else _codes
+            codes = _codes_of_squares if name.startswith(SQUARES) else _codes
             found[name], found[SCALE + name] = codes(tensor)
     return found
 

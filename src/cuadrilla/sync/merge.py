@@ -26,8 +26,8 @@ from cuadrilla.sync.compact import expanded, names_of
 from cuadrilla.sync.events import Answer
 from cuadrilla.sync.exact import FIXED_POINT_SCALE, as_double, device_of_double
 from cuadrilla.sync.statistics import RunningStatistics
-from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Recipe, trainable
-from cuadrilla.sync.windows import SQUARES, state_in, window_version
+from cuadrilla.sync.strategy import GRADIENT, SQUARE, SQUARES, STATE, Recipe, trainable
+from cuadrilla.sync.windows import state_in, window_version
 
 OUTLIER_RATIO = 100.0
 """An outlier has a norm of more than this many times the median of the others. Norms of honest contributions differ

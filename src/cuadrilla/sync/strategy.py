@@ -23,6 +23,8 @@ from cuadrilla.link.base import Tensors
 
 STATE, GRADIENT, SQUARE = "optimizer state: ", "gradient: ", "squared gradient: "
 """Name prefixes of tensors. Gradients and squares are sums, divided by the planned tokens."""
+SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
+"""Name prefixes of squared gradients and their means."""
 
 Parameters = Mapping[str, nn.Parameter]
 

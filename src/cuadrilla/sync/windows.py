@@ -40,9 +40,6 @@ from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.statistics import statistics_of
 from cuadrilla.sync.strategy import GRADIENT, SQUARE, STATE, Forms, Parameters, Recipe, Stepper, Sums, trainable
 
-SQUARES = (SQUARE, f"{STATE}exp_avg_sq.")
-"""Name prefixes of squared gradients and their means."""
-
 
 class WindowsWorker(ExactWorker):
     """The worker half, also of exact steps: a version without optimizer state begins one. It has an optimizer only in
@@ -138,10 +135,7 @@ def window_forms(model: nn.Module, recipe: Recipe, *, bits: int) -> Forms:
 
 def window_version(params: Mapping[str, Tensor], optimizer: Stepper, *, bits: int) -> dict[str, Tensor]:
     """The state of record in its form for the wire; with 32 bits the tensors themselves."""
-    state = _named(optimizer.state_tensors())
-    if bits == 32:
-        return {**params, **state}
-    return compacted({**params, **state}, halves=params.keys(), squares=SQUARES)
+    return compacted({**params, **_named(optimizer.state_tensors())}, bits=bits, halves=params.keys())
 
 
 def _contribution(
@@ -150,8 +144,7 @@ def _contribution(
     """These totals of gradients and squares; changes and optimizer state of all other parameters."""
     changes = {name: change for name, change in changes.items() if GRADIENT + name not in totals}
     state = {name: t for name, t in optimizer.state_tensors().items() if name.partition(".")[2] in changes}
-    whole = {**changes, **_named(state), **totals}
-    return whole if bits == 32 else compacted(whole, squares=SQUARES)
+    return compacted({**changes, **_named(state), **totals}, bits=bits)
 
 
 def _zero_totals(params: Parameters, optimizer: Stepper) -> dict[str, Tensor]:
