@@ -13,13 +13,13 @@ Units whose contribution holds a non-finite value are computed again, by another
 twice are skipped as bad data.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from cuadrilla.link.base import Contribution, Goodbye, Hello, Progress, Stop, ToCoordinator
 from cuadrilla.messages import Message
-from cuadrilla.sync.events import Action, Answer, Commit, Discard, Event, Finish, Merged, Received, Send, Tick
+from cuadrilla.sync.events import Action, Answer, Commit, Discard, Event, Finish, Grant, Merged, Received, Send, Tick
 from cuadrilla.sync.membership import BANNED, Membership, Rules
 from cuadrilla.sync.work import Rounds, Work
 
@@ -121,8 +121,7 @@ class Coordinator:
         if grant is None:
             return [Discard(lease_id=said.lease_id)]
         if not said.valid:
-            self.work.fail(grant)
-            return [Discard(lease_id=said.lease_id), *self._go_on()]
+            return self._recompute([grant])
         self.crew.measure(grant, transfer=said.transfer_seconds)
         self.work.answers[said.lease_id] = Answer(grant=grant, contribution=said)
         self.crew.note_revoked(self.work.end(grant.units))  # another answer is not wanted
@@ -137,13 +136,16 @@ class Coordinator:
             return [self.work.merging]
         return self.rounds.deal(self.work) if self.crew.has_quorum else []
 
+    def _recompute(self, unusable: Sequence[Grant]) -> list[Action]:
+        for grant in unusable:
+            self.work.fail(grant)
+        return [*(Discard(lease_id=grant.lease_id) for grant in unusable), *self._go_on()]
+
     def _after_merge(self, event: Merged) -> list[Action]:
         merge, self.work.merging = self.work.merging, None
         assert merge is not None, "Merged without a Merge"
         if event.bad_leases:
-            for lease_id in event.bad_leases:
-                self.work.fail(self.work.answers.pop(lease_id).grant)
-            return [*(Discard(lease_id=lease_id) for lease_id in event.bad_leases), *self._go_on()]
+            return self._recompute([self.work.answers.pop(lease_id).grant for lease_id in event.bad_leases])
         for unit in event.confirmed:
             self.work.failures.pop(unit, None)
         sent_away = [self._send_away(worker, BANNED) for worker in self.crew.ban(self.work.failed_alone())]

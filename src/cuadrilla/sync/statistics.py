@@ -132,9 +132,8 @@ class RunningStatistics:
             count = int(tensors[_full(module, COUNT)])
             mean, variance = (tensors[_full(module, key)][0].double() for key in VALUES)
             largest = MAX_VALUE * max(count, 1)
-            if not 0 <= count <= num_units or bool((variance < -1).any() | (variance > largest).any()):
-                return False
-            if bool((mean.abs() > largest).any()):
+            in_range = (variance >= -1) & (variance <= largest) & (mean.abs() <= largest)
+            if not (0 <= count <= num_units and bool(in_range.all())):
                 return False
         return True
 
