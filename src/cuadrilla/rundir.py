@@ -17,7 +17,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
-def write_atomic(path: Path, data: str | bytes | Sequence[bytes | memoryview], *, private: bool = False) -> None:
+def write_atomic(path: Path, data: str | bytes | Iterable[bytes | memoryview], *, private: bool = False) -> None:
     """Replace a whole file: it holds the old content or the new, never a part. Raises ResourceError.
 
     `data`: the content, whole or in parts. `private`: only the owner can read it, from its first byte on. A `chmod`

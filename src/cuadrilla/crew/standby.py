@@ -12,9 +12,9 @@ Invariants
   one, which depends on all before. Records that do not follow any more are never read, and replaced or removed.
 """
 
-import os
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
 from cuadrilla.link.standby import record_name
 from cuadrilla.messages import Message
-from cuadrilla.rundir import RunDir, make_private, open_private, read_object, storage_errors, write_atomic
+from cuadrilla.rundir import RunDir, make_private, read_object, write_atomic
 from cuadrilla.runfile import to_toml
 from cuadrilla.train.checkpoint import (
     FILES,
@@ -58,9 +58,15 @@ class Copy:
 
     def pull(self, connection: Connection) -> None:
         """Copy new records, then a new checkpoint. Raises LinkError, CheckpointError, ResourceError."""
-        version = self._pull_records(connection)
-        if version is not None:
-            self._pull_checkpoint(connection, version)
+        if (version := self._pull_records(connection)) is None:
+            return
+        arriving = self._folder / "arriving" / f"v{version:08d}"
+        shutil.rmtree(arriving.parent, ignore_errors=True)
+        make_private(arriving)
+        for name in (*FILES, MANIFEST):
+            write_atomic(arriving / name, self._beside_records(connection, arriving.name, name), private=True)
+        if (arriving / MANIFEST).stat().st_size:  # else the coordinator has removed it meanwhile
+            self._keep_checkpoint(arriving)
 
     def _pull_records(self, connection: Connection) -> int | None:
         """Copy new records; return the version of a new checkpoint."""
@@ -79,22 +85,13 @@ class Copy:
             self._crew_files = missing.crew_files
         return missing.checkpoint
 
-    def _pull_checkpoint(self, connection: Connection, version: int) -> None:
-        """Copy a checkpoint, and new records after every MiB of it."""
-        arriving = self._folder / "arriving" / f"v{version:08d}"
-        shutil.rmtree(arriving.parent, ignore_errors=True)
-        make_private(arriving)
-        for name in (*FILES, MANIFEST):
-            with storage_errors(arriving), open(arriving / name, "wb", opener=open_private) as file:
-                chunks = connection.ask(Download(path=f"checkpoints/{arriving.name}/{name}"))
-                for number, chunk in enumerate(chunks, start=1):
-                    file.write(chunk)
-                    if number % NUM_CHUNKS == 0:
-                        self._pull_records(connection)
-                file.flush()
-                os.fsync(file.fileno())
-        if (arriving / MANIFEST).stat().st_size:  # else the coordinator has removed it meanwhile
-            self._keep_checkpoint(arriving)
+    def _beside_records(self, connection: Connection, checkpoint: str, name: str) -> Iterator[bytes]:
+        """The bytes of a checkpoint's file. New records are copied after every MiB of it."""
+        chunks = connection.ask(Download(path=f"checkpoints/{checkpoint}/{name}"))
+        for number, chunk in enumerate(chunks, start=1):
+            yield chunk
+            if number % NUM_CHUNKS == 0:
+                self._pull_records(connection)
 
     def _keep_checkpoint(self, arrived: Path) -> None:
         """Keep a complete checkpoint. Copies of what came later there go: they are another run's or were undone."""

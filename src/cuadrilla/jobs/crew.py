@@ -11,7 +11,6 @@ Invariants
 """
 
 import logging
-import os
 import queue
 import shutil
 import time
@@ -38,8 +37,7 @@ from cuadrilla.rundir import (
     event_line,
     file_sha256,
     make_private,
-    open_private,
-    storage_errors,
+    write_atomic,
     write_json,
 )
 from cuadrilla.runfile import dump, read_run_file
@@ -158,10 +156,7 @@ class CrewExecutor:
             return
         target = assigned.incoming / file.path.removeprefix("checkpoints/")
         make_private(target.parent)
-        with storage_errors(target), open(target, "wb", opener=open_private) as sent:
-            sent.writelines(chunks)
-            sent.flush()
-            os.fsync(sent.fileno())
+        write_atomic(target, chunks, private=True)
         if target.name == MANIFEST:  # the last of its files
             self._heard.put(lambda: self._adopt(worker, assigned, target.parent))
 
