@@ -32,10 +32,10 @@ ELSEWHERE = "127.0.0.2:47470"
 # Permissions of callers
 
 LET_IN: dict[object, str] = {"Session": "OK", Describe(): "OK", Check(): "OK"}
-LET_IN |= {Download(sha256="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
-LET_IN |= dict.fromkeys([Follow(address=ELSEWHERE), Download(path="x")], "PERMISSION_DENIED")  # for named standbys
+LET_IN |= {Download(path="x"): "INVALID_ARGUMENT", b"": "INVALID_ARGUMENT"}
+LET_IN |= dict.fromkeys([Follow(address=ELSEWHERE), Download(path="journal/v00000001.step")], "PERMISSION_DENIED")
 LET_IN |= {Leave(): "OK"}  # the last method that it can call
-"""Status of each call of a listed node without a session."""
+"""Status of each call of a listed node without a session. It is no standby."""
 
 
 REFUSED = "PERMISSION_DENIED"

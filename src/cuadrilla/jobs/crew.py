@@ -69,8 +69,8 @@ class AssignedJob:
     """The lock of the run for as long as a machine has it."""
     began: float = field(default_factory=time.monotonic)
     keep: int = 0
-    files: Mapping[str, Path]
-    """Files that its machine may fetch, by hash."""
+    files: Mapping[str, tuple[Path, str]]
+    """Files that its machine may fetch, as in an `Offer`."""
     preempted: bool = False
 
     @property
@@ -160,9 +160,9 @@ class CrewExecutor:
         if target.name == MANIFEST:  # the last of its files
             self._heard.put(lambda: self._adopt(worker, assigned, target.parent))
 
-    def file(self, sha256: str) -> Path | None:
-        found = [assigned.files[sha256] for assigned in self._assigned().values() if sha256 in assigned.files]
-        return found[0] if found else None
+    def file(self, worker: str, path: str) -> Path | None:
+        assigned = self._assigned().get(worker)
+        return assigned.files[path][0] if assigned is not None and path in assigned.files else None
 
     # -- in the executor's thread --------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ def assign(job: str, run: RunDir) -> tuple[AssignedJob, Assignment]:
         run=run,
         rows=KeptLines(run.metrics),
         lock=lock,
-        files={sha256: path for path, sha256 in {**found.files, **begun}.values()},
+        files={**found.files, **begun},
         keep=config.checkpoint.keep,
     )
     with ExitStack() as stack:

@@ -246,11 +246,10 @@ class Enrolled:
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """Asks for a version, or else for the file with this SHA-256 (hexadecimal), from byte `offset` on. A standby asks
-    for a file of the run directory by its `path`."""
+    """Asks for a version, or for a file from byte `offset` on. `path`: its name in what is offered to this worker; for
+    a standby also in the run directory."""
 
     version: Count | None = None
-    sha256: str = ""
     path: str = ""
     offset: Count = 0
 

@@ -108,7 +108,7 @@ class Connection:
         with storage_errors(to), open(part, "ab") as target:
             begun = target.tell()
             arrived(begun)
-            for data in self.ask(Download(sha256=file.sha256, offset=begun)):
+            for data in self.ask(Download(path=file.path, offset=begun)):
                 target.write(data)
                 arrived(len(data))
         if file_sha256(part) != file.sha256:

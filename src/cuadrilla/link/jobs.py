@@ -80,5 +80,5 @@ class JobReceiver(Protocol):
     def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[memoryview]) -> None:
         """Save a file of a worker's job. Raises ResourceError."""
 
-    def file(self, sha256: str) -> Path | None:
-        """A file that workers of jobs may download, by its SHA-256 in hexadecimal."""
+    def file(self, worker: str, path: str) -> Path | None:
+        """The file of this name in the worker's job."""

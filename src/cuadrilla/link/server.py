@@ -328,7 +328,7 @@ class CrewServer:
                 case Leave():
                     self._leave_crew(node_of(worker))
                 case Download():
-                    yield from self._download(node_of(worker), asked)
+                    yield from self._download(worker, asked)
                 case Check():
                     deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
@@ -355,20 +355,18 @@ class CrewServer:
         self._standby.forget(name)
         log.log(NOTE, "%s has left the crew; with an invite it may come back", name)
 
-    def _download(self, node: str, wanted: Download) -> Iterator[bytes]:
-        """The bytes of a version or a file. Raises LinkError if it is not offered."""
-        if wanted.path:
-            yield from self._standby.read(node, wanted.path)
-            return
+    def _download(self, worker: str, wanted: Download) -> Iterator[bytes]:
+        """The bytes of a version or a file; none of a file that was removed. Raises LinkError if it is not offered."""
         packed = None if wanted.version is None else self._versions.get(wanted.version)
         if packed is not None:
             yield from wire.chunks([packed])
             return
-        files = (path for path, sha256 in self._offer.files.values() if sha256 == wanted.sha256)
-        path = next(files, None) or (self._jobs.file(wanted.sha256) if self._jobs is not None else None)
+        path, _ = self._offer.files.get(wanted.path, (None, ""))
+        path = path or (self._jobs or self._standby).file(worker, wanted.path)
         if path is None:
             raise LinkError("the coordinator does not offer this file or version")
-        yield from wire.file_chunks(path, wanted.offset)
+        with suppress(FileNotFoundError):
+            yield from wire.file_chunks(path, wanted.offset)
 
     # -- authentication ------------------------------------------------------------------------------------------------
 

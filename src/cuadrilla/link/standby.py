@@ -12,15 +12,12 @@ Invariants
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuadrilla.errors import LinkError
-from cuadrilla.link import wire
 from cuadrilla.link.address import Address
-from cuadrilla.link.base import Follow, Missing, Refused
+from cuadrilla.link.base import Follow, Missing, Refused, node_of
 from cuadrilla.link.identity import COORDINATOR_FILE
 from cuadrilla.link.jobs import CHECKPOINT_PATH
 
@@ -69,13 +66,12 @@ class StandbyServer:
             return int.from_bytes(file.read(4), "little") == request.crc
         return False
 
-    def read(self, name: str, path: str) -> Iterator[bytes]:
-        """The bytes of a file of the run; none if it was removed. Raises LinkError for other files; as `missing`."""
-        self._check(name)
+    def file(self, worker: str, path: str) -> Path | None:
+        """The file of the run with this name; None for one that is not copied. Raises as `missing`."""
         if not COPIED_FILE.fullmatch(path):
-            raise LinkError("the coordinator does not offer this file or version")
-        with suppress(FileNotFoundError):
-            yield from wire.file_chunks(self.run / path)
+            return None
+        self._check(node_of(worker))
+        return self.run / path
 
     def _check(self, name: str) -> None:
         self.members.add(name)
