@@ -53,12 +53,13 @@ class StandbyServer:
         """What a standby lacks. Raises LinkError; Refused for a node that the owner has not named."""
         self._check(name)
         self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
-        crew_files, versions = self._crew_files(request.address), self._versions()
-        newest, held = max(versions.values(), default=None), versions.get(request.manifest)
-        begin = request.version if self._has_record(request) else newest if held is None else held
+        crew_files, (newest, manifest) = self._crew_files(request.address), self._newest_checkpoint()
+        begin = request.version if self._has_record(request) else newest
         records = (int(path.stem[1:]) for path in (self.run / "journal").glob("v*.step"))
-        wanted = tuple(sorted(version for version in records if version > (begin or 0)))
-        return Missing(crew_files=crew_files, records=wanted, checkpoint=None if newest == held else newest)
+        wanted = tuple(sorted(version for version in records if version > begin))
+        return Missing(
+            crew_files=crew_files, records=wanted, checkpoint=newest if manifest != request.manifest else None
+        )
 
     def _has_record(self, request: Follow) -> bool:
         """Whether the standby's newest record is here, too. Then so are all before it."""
@@ -85,13 +86,11 @@ class StandbyServer:
         files = {name: (self.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
         return json.dumps({**files, "announced": self.announced, "listen": address})
 
-    def _versions(self) -> dict[bytes, int]:
-        """The version of each complete checkpoint, by its manifest."""
-        found = {}
-        for path in (self.run / "checkpoints").glob("v*/manifest.json"):
-            with suppress(FileNotFoundError):  # removed just now
-                found[path.read_bytes()] = int(path.parent.name[1:])
-        return found
+    def _newest_checkpoint(self) -> tuple[int, bytes]:
+        """Version and manifest of the newest complete checkpoint; 0 and b"" if there is none."""
+        found = {int(path.parent.name[1:]): path for path in (self.run / "checkpoints").glob("v*/manifest.json")}
+        newest = max(found, default=0)
+        return newest, found[newest].read_bytes() if found else b""
 
 
 def record_name(version: int) -> str:
