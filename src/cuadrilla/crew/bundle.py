@@ -38,7 +38,7 @@ FILE = re.compile(
     r"|(data|teachers|\.initial)(/(?!\.)[^/\\:*?\"<>|\x00-\x1f\x7f]+)+",  # not hidden, and fit for any system
     re.ASCII,
 )
-CODE, DATA, BROUGHT = "code", "data", "brought"
+CODE, DATA = "code", "data"
 MAX_FILES = 10_000
 """Limit of files per run, since one message announces them all."""
 REPORT_SECONDS = 10.0
@@ -130,38 +130,31 @@ def fetch_run(
 
 
 def adopt(folder: Path, *, home: Home) -> None:
-    """Put the files of a folder of this machine into the cache, so that a run need not fetch them. Raises
+    """Copy the files of a folder of this machine into the cache, so that a run need not fetch them. Raises
     ResourceError."""
-    with _contents(home) as contents:
+    with _contents(home) as contents, storage_errors(contents):
         for path in filter(Path.is_file, folder.rglob("*")):
-            _link(path, contents / BROUGHT / file_sha256(path))
+            if not (contents / file_sha256(path)).exists():
+                copy = shutil.copyfile(path, contents / ".copy.part")
+                copy.replace(contents / file_sha256(copy))
 
 
 def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
     """Fetch the contents that the cache lacks, and link them into `folder`. Raises as `_download`."""
     with _contents(home) as contents:
-        held = [(_content_of(file, contents), file) for file in files]
-        _download(connection, {content: file for content, file in held if not content.exists()}, report=report)
-        for content, file in held:
-            path = folder / file.path
+        missing = {contents / file.sha256: file for file in files if not _is_held(file, contents / file.sha256)}
+        _download(connection, missing, report=report)
+        for file in files:
+            content, path = contents / file.sha256, folder / file.path
             if not path.exists() or not path.samefile(content):
                 _link(content, path)
 
 
-def _content_of(file: OfferedFile, contents: Path) -> Path:
-    """Path of a file's content in the cache. Contents are hashed when they arrive. What a person may have changed since
-    is hashed again: code, which people read there, and files of this machine."""
-    brought, fetched = contents / BROUGHT / file.sha256, contents / file.sha256
-    if _is(brought, file, hashed=True):
-        return brought
-    if not _is(fetched, file, hashed=file.path.startswith(f"{CODE}/")):
-        fetched.unlink(missing_ok=True)
-    return fetched
-
-
-def _is(path: Path, file: OfferedFile, *, hashed: bool) -> bool:
-    is_whole = path.is_file() and path.stat().st_size == file.num_bytes
-    return is_whole and (not hashed or file_sha256(path) == file.sha256)
+def _is_held(file: OfferedFile, content: Path) -> bool:
+    """Whether the cache has the content of a file. Contents are hashed when they arrive; code, which people read there
+    and may have changed, is hashed again."""
+    is_whole = content.is_file() and content.stat().st_size == file.num_bytes
+    return is_whole and (not file.path.startswith(f"{CODE}/") or file_sha256(content) == file.sha256)
 
 
 @contextmanager
@@ -200,7 +193,7 @@ def _link(path: Path, name: Path) -> None:
         name.unlink(missing_ok=True)
         try:
             os.link(path, name)
-        except OSError:  # another file system
+        except OSError:  # a file system without hard links
             name.symlink_to(path.resolve())
 
 
