@@ -98,7 +98,6 @@ def _server(context: RunContext, run: RunDir, *, opening: Opening, private: Path
         receive=context.coordination.deliver,
         offer=offer(context.config, run.path) if home else NOTHING,
         standby=StandbyServer(names=opening.standbys, crew=folder, run=run.path),
-        term=home.term if home else 0,
         home=home,
         contributions=[Layout.of(each) for form in forms for each in form.contributions],
     )

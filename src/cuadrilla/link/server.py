@@ -123,7 +123,6 @@ class CrewServer:
         contributions: Sequence[wire.Layout] = (),
         standby: StandbyServer | None = None,
         jobs: JobReceiver | None = None,
-        term: int = 0,
         home: Home | None = None,
     ) -> None:
         self.home = home
@@ -133,7 +132,7 @@ class CrewServer:
             config=offer.config,
             files=offered(offer.files),
             cuadrilla=__version__,
-            term=term,
+            term=home.term if home is not None else 0,
             takes_jobs=jobs is not None,
         )
         self._offer, self._contributions = offer, contributions
