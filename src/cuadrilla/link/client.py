@@ -88,7 +88,7 @@ class Connection:
 
     def enroll(self, name: str, *, secret: bytes) -> tuple[str, str]:
         """Trade an invite's secret for this machine's name in the crew, and its token. Raises LinkError."""
-        answer = wire.decode(b"".join(self.ask(Enroll(name=name), seconds=CALL_SECONDS, secret=secret)), Enrolled)
+        answer = self.reply(Enroll(name=name), Enrolled, secret=secret)
         return answer.name, answer.token
 
     def leave(self) -> None:
@@ -151,11 +151,9 @@ class Connection:
 
     # -- for GrpcLink --------------------------------------------------------------------------------------------------
 
-    def reply(
-        self, message: object, kind: type[T], *, data: Iterable[bytes] = (), seconds: float | None = CALL_SECONDS
-    ) -> T:
-        """Send `message` and the bytes that belong to it; return the answer, a message. Raises LinkError."""
-        found: T = wire.decode(b"".join(self.ask(message, data, seconds=seconds)), kind)
+    def reply(self, message: object, kind: type[T], *, seconds: float | None = CALL_SECONDS, secret: bytes = b"") -> T:
+        """Send `message`; return the answer, a message. Arguments as of `ask`. Raises LinkError."""
+        found: T = wire.decode(b"".join(self.ask(message, seconds=seconds, secret=secret)), kind)
         return found
 
     def ask(

@@ -103,10 +103,6 @@ class _Session:
     chunks: int = 0
     """Chunks of data that have arrived. Each counts as progress."""
 
-    @property
-    def node(self) -> str:
-        return node_of(self.worker)
-
 
 class CrewServer:
     """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys and list of nodes;
@@ -204,14 +200,14 @@ class CrewServer:
 
     def end_kicked(self) -> None:
         """End the sessions of nodes that are not in the list of nodes any more. They are no standbys either."""
-        working = {session.node for session in list(self._sessions.values())}
+        working = set(map(node_of, list(self._sessions)))
         for name in sorted((working | self._standby.members) - self.nodes.nodes().keys()):
             self._standby.forget(name)
             self._end_all(name, Stop(reason=KICKED, refused=True), why=KICK)
 
     def _end_all(self, node: str, stop: Stop, *, why: str) -> None:
         for session in list(self._sessions.values()):
-            if session.node == node:
+            if node_of(session.worker) == node:
                 self._end(session, stop, why=why)
 
     def close(self) -> None:
@@ -303,9 +299,9 @@ class CrewServer:
         if stop is not None:
             session.outbox.put(stop)
         session.outbox.put(None)
-        if why == DISCONNECTED:
-            with suppress(LinkError):  # a damaged list
-                why = why if session.node in self.nodes.nodes() else KICK  # it ended when its next call was refused
+        with suppress(LinkError):  # a damaged list
+            if why == DISCONNECTED and node_of(session.worker) not in self.nodes.nodes():
+                why = KICK  # it ended when its next call was refused
         if why:
             self._receive(session.worker, Goodbye(reason=why))
             log.log(NOTE, "%s left: %s", session.worker, why)

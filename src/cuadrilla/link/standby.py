@@ -57,9 +57,8 @@ class StandbyServer:
         begin = request.version if self._has_record(request) else newest
         records = (int(path.stem[1:]) for path in (self.run / "journal").glob("v*.step"))
         wanted = tuple(sorted(version for version in records if version > begin))
-        return Missing(
-            crew_files=crew_files, records=wanted, checkpoint=newest if manifest != request.manifest else None
-        )
+        checkpoint = newest if manifest != request.manifest else None
+        return Missing(crew_files=crew_files, records=wanted, checkpoint=checkpoint)
 
     def _has_record(self, request: Follow) -> bool:
         """Whether the standby's newest record is here, too. Then so are all before it."""
@@ -75,7 +74,6 @@ class StandbyServer:
         return self.run / path
 
     def _check(self, name: str) -> None:
-        self.members.add(name)
         if name not in self.names:
             template = (
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
