@@ -187,10 +187,9 @@ class GrpcLink:
         self.next_event, self.interrupted = self._inbox.next_event, self._inbox.interrupted
         self._progress: Progress | None = None
         """The content of heartbeats. None before the Hello, while the worker loads its data: then none is sent."""
-        self._sent = threading.Event()
-        """Set when the last transfer has left, or the session is broken."""
-        self._travelling = threading.Lock()
-        """Held during a transfer of tensors or a file."""
+        self._idle = threading.Event()
+        """Not set during a transfer, unless the session is broken."""
+        self._idle.set()
         self._broken: LinkError | None = None
         self.heard_at = 0.0
         """When the coordinator's last message arrived, in monotonic seconds; 0: never."""
@@ -224,34 +223,35 @@ class GrpcLink:
 
     def send(self, head: Contribution | CheckpointFile, data: Iterator[bytes]) -> None:
         """Send a message and the bytes that belong to it. Returns when all has left. Raises LinkError."""
-        with self._travelling:
-            self._sent.clear()
-            self._check()
-            self._outgoing.put(wire.framed(head, data))
-            self._sent.wait()
+        self._idle.clear()
+        self._check()
+        self._outgoing.put(wire.framed(head, data))
+        self._idle.wait()
         self._check()
 
     def round_trip(self) -> float | None:
         """The round-trip time in seconds, measured now; None during a transfer, or if no answer comes."""
         began = time.perf_counter()
         with suppress(LinkError):
-            if not self._travelling.locked():
+            if self._idle.is_set():
                 self._connection.check()
                 return time.perf_counter() - began
         return None
 
     def download(self, ref: TensorRef) -> Tensors:
+        self._idle.clear()
         self._check()
         assert isinstance(ref, int)
         try:
-            with self._travelling:
-                arriving = self._connection.ask(Download(version=ref))
-                return wire.received(arriving, self._parameters, memory=self._connection.memory)
+            arriving = self._connection.ask(Download(version=ref))
+            return wire.received(arriving, self._parameters, memory=self._connection.memory)
         except LinkError as error:
             self.final_stop()  # a Stop on its way comes before the break
             self._break(error)
             self._responses.cancel()
             raise
+        finally:
+            self._idle.set()
 
     def hold(self, reason: str) -> None:
         """End the session soon, as if the coordinator had sent a Stop. Any thread may call it."""
@@ -280,7 +280,7 @@ class GrpcLink:
                 return
             if isinstance(message, Iterator):
                 yield from message
-                self._sent.set()
+                self._idle.set()
             else:
                 yield message
 
@@ -302,7 +302,7 @@ class GrpcLink:
 
     def _break(self, problem: LinkError) -> None:
         self._broken = self._broken or problem
-        self._sent.set()
+        self._idle.set()
         self._inbox.put(problem)
 
     def _check(self) -> None:
