@@ -72,7 +72,7 @@ class PracticeLink:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._link = link
+        self._link, self.interrupted = link, link.interrupted
         self._shape = shape or Shape()
         assert self._shape.speed > 0
         self._tell, self._units_per_step, self._counted = tell, units_per_step, counted
@@ -128,22 +128,19 @@ class PracticeLink:
             self._lease = event, self._pass_began
         return event
 
-    def interrupted(self) -> bool:
-        return self._link.interrupted()
-
     def download(self, ref: TensorRef) -> Tensors:
         began, num_bytes = self._clock(), 0
         self._begin_phase("receiving")
         try:
             found = self._link.download(ref)
-            num_bytes = num_bytes_of(found)
+            num_bytes = sum(tensor.nbytes for tensor in found.values())
             self._pause(began + self._travel_seconds(num_bytes) - self._clock())
         finally:
             self._begin_phase("computing", bytes_before=num_bytes)
         return found
 
     def _send(self, answer: Contribution) -> None:
-        num_bytes = num_bytes_of(answer.tensors)
+        num_bytes = sum(tensor.nbytes for tensor in answer.tensors.values())
         self._begin_phase("sending")
         try:
             travel_seconds = self._travel_seconds(num_bytes) + self._shape.delay_seconds
@@ -191,7 +188,3 @@ class PracticeLink:
     def _pause(self, seconds: float) -> None:
         if seconds > 0:
             self._sleep(seconds)
-
-
-def num_bytes_of(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
