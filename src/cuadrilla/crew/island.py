@@ -32,7 +32,7 @@ from cuadrilla.crew.local import run_local
 from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.host.torchrun import Place
 from cuadrilla.link.base import Link, Stop
-from cuadrilla.link.island import IslandLink, broadcast_bytes, first_line, gathered
+from cuadrilla.link.island import IslandLink, broadcast_bytes, gathered
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
 from cuadrilla.model.task import Task
@@ -142,7 +142,7 @@ def joined(place: Place) -> Iterator[Island]:
         raise LinkError(
             "rank {rank} cannot reach the other ranks at MASTER_ADDR:MASTER_PORT: {reason}",
             rank=place.rank,
-            reason=first_line(error),
+            reason=str(error).partition("\n")[0],  # torch adds a trace of its own code
             hint="start torchrun on every machine, with the same address, port and number of machines, rank 0 first; "
             "let its port through that machine's firewall, or take another MASTER_PORT",
         ) from error
@@ -153,7 +153,7 @@ def joined(place: Place) -> Iterator[Island]:
             raise
         raise LinkError(
             "the connection between the ranks broke: {reason}",
-            reason=first_line(error),
+            reason=str(error).partition("\n")[0],
             hint="see what the other ranks say; the same command goes on from the newest checkpoint; "
             "torchrun --max-restarts does it by itself",
         ) from error

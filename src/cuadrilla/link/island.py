@@ -141,11 +141,6 @@ def gathered(value: Any) -> list[Any]:
     ]
 
 
-def first_line(error: Exception) -> str:
-    """An error's first line: torch adds a trace of its own code."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 def part_of(units: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
     """A rank's units of a lease. Numbers differ by at most one; with fewer units than ranks some have none.
 
