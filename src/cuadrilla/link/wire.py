@@ -227,23 +227,18 @@ def noise(seconds: float) -> Iterator[bytes]:
 def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
     """The tensors of a blob that arrives in chunks. Its header must be that of one of `layouts`. Raises LinkError."""
     first = next(chunks, b"")
-    layout = next((each for each in layouts if first[: len(each.header)] == each.header[: len(first)]), None)
-    if layout is None or not first:
-        raise _unexpected()
-    blob, end = memory.take(layout.num_bytes), 0
-    try:
-        for chunk in itertools.chain([first], chunks):
-            end += len(chunk)
-            if end > len(blob):
-                break
-            blob[end - len(chunk) : end] = chunk
-        if end != len(blob) or blob[: len(layout.header)] != layout.header:
-            raise _unexpected()
-        return layout.views(blob)
-    finally:
-        del blob  # gRPC keeps the error of a broken call for long, and with it this frame's variables
-
-
-def _unexpected() -> LinkError:
+    likely = (each for each in layouts if first and first[: len(each.header)] == each.header[: len(first)])
+    if (layout := next(likely, None)) is not None:
+        blob, end = memory.take(layout.num_bytes), 0
+        try:
+            for chunk in itertools.chain([first], chunks):
+                end += len(chunk)
+                if end > len(blob):
+                    break
+                blob[end - len(chunk) : end] = chunk
+            if end == len(blob) and blob[: len(layout.header)] == layout.header:
+                return layout.views(blob)
+        finally:
+            del blob  # gRPC keeps the error of a broken call for long, and with it this frame's variables
     template = "the tensors that arrived do not match this model, or are incomplete"
-    return LinkError(template, hint="the transfer is tried again")
+    raise LinkError(template, hint="the transfer is tried again")
