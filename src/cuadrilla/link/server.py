@@ -175,7 +175,6 @@ class CrewServer:
         """
         if isinstance(message, Version):
             self._publish(message)
-            self._standby.announced = message.version
             standbys = tuple(sorted(self._standby.addresses.values()))
             message = replace(message, standbys=standbys)
         session = self._sessions.get(worker)
@@ -328,7 +327,8 @@ class CrewServer:
                     deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
                 case Follow():
-                    yield wire.encode(self._standby.missing(node_of(worker), asked))
+                    announced = max([0, *self._versions])
+                    yield wire.encode(self._standby.missing(node_of(worker), asked, announced=announced))
 
     def _let_in(self, asked: Enroll, secret: bytes, *, own: str) -> Enrolled:
         """Use the invite once to give a node a name and a token. `own`: the name it already has, or "".

@@ -31,8 +31,6 @@ class StandbyServer:
     names: frozenset[str] = frozenset()
     crew: Path = Path()
     run: Path = Path()
-    announced: int = 0
-    """The newest version that was sent to workers."""
     addresses: dict[str, str] = field(default_factory=dict)
     """By name of the standby: the address at which it would coordinate."""
     members: set[str] = field(default_factory=set)
@@ -49,15 +47,18 @@ class StandbyServer:
         self.names -= {name}
         self.addresses = {other: address for other, address in self.addresses.items() if other != name}
 
-    def missing(self, name: str, request: Follow) -> Missing:
-        """What a standby lacks. Raises LinkError; Refused for a node that the owner has not named."""
+    def missing(self, name: str, request: Follow, *, announced: int) -> Missing:
+        """What a standby lacks. `announced`: the newest version that workers know. Raises LinkError; Refused for a node
+        that the owner has not named."""
         self._check(name)
         self.addresses = {**self.addresses, name: str(Address.parse(request.address))}
-        crew_files, (newest, manifest) = self._crew_files(request.address), self._newest_checkpoint()
+        files = {name: (self.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
+        newest, manifest = self._newest_checkpoint()
         begin = request.version if self._has_record(request) else newest
         records = (int(path.stem[1:]) for path in (self.run / "journal").glob("v*.step"))
         wanted = tuple(sorted(version for version in records if version > begin))
         checkpoint = newest if manifest != request.manifest else None
+        crew_files = json.dumps({**files, "announced": announced, "listen": request.address})
         return Missing(crew_files=crew_files, records=wanted, checkpoint=checkpoint)
 
     def _has_record(self, request: Follow) -> bool:
@@ -79,10 +80,6 @@ class StandbyServer:
                 "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
             )
             raise Refused(template, name=name)
-
-    def _crew_files(self, address: str) -> str:
-        files = {name: (self.crew / name).read_text() for name in (COORDINATOR_FILE, "nodes.json")}
-        return json.dumps({**files, "announced": self.announced, "listen": address})
 
     def _newest_checkpoint(self) -> tuple[int, bytes]:
         """Version and manifest of the newest complete checkpoint; 0 and b"" if there is none."""
