@@ -29,7 +29,6 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import SERVER_NAME, Identity
-from cuadrilla.link.invite import Invites
 from cuadrilla.link.server import CrewServer
 from cuadrilla.link.standby import StandbyServer
 
@@ -84,7 +83,6 @@ class Crew:
             contributions=[contribution],
             standby=StandbyServer(names=standbys, crew=folder / "crew", run=folder / "run"),
         )
-        self.server.invites = Invites(folder / "invites")
         self.keys, self.nodes = self.server.keys, self.server.nodes
         self.port = self.server.serve("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"

@@ -70,15 +70,14 @@ class Invite:
 
 class Invites:
     """The invites of the crew that this machine coordinates: files of `folder`, each named by its secret's SHA-256.
-    `cuadrilla invite` writes them, and the coordinator reads them. Without a folder nobody is invited. Thread-safe.
+    `cuadrilla invite` writes them, and the coordinator reads them. Thread-safe.
     """
 
-    def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock, self._lock = folder, clock, threading.Lock()
 
     def issue(self, *, uses: int) -> bytes:
         """Make an invite for this many machines, and return its secret. Raises ResourceError."""
-        assert self._folder is not None
         make_private(self._folder)
         for path in self._folder.glob("*.json"):
             if self._clock() >= read_object(path).get("expires", 0.0):
@@ -89,8 +88,7 @@ class Invites:
 
     def check(self, secret: bytes) -> dict[str, Any]:
         """The invite with this secret. Raises Refused. The error tells only those who know a real secret more."""
-        found = read_object(self._file(secret)) if self._folder is not None else {}
-        if not found:
+        if not (found := read_object(self._file(secret))):
             raise Refused("the secret is not from this crew", hint="ask for a new invite")
         if not found["uses"] or self._clock() >= found["expires"]:
             raise Refused("the invite has been used, or it has expired", hint="ask for a new invite")
@@ -105,5 +103,4 @@ class Invites:
             write_json(self._file(secret), {**found, "uses": found["uses"] - 1}, private=True)
 
     def _file(self, secret: bytes) -> Path:
-        assert self._folder is not None
         return self._folder / f"{hashlib.sha256(secret).hexdigest()}.json"

@@ -105,9 +105,8 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys and list of nodes;
-    `contributions`: the layouts that a contribution may have; `home`: where the owner's invites are found, None in
-    practice. Raises LinkError.
+    """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys, nodes and invites;
+    `contributions`: the layouts that a contribution may have; `home`: None in practice. Raises LinkError.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class CrewServer:
         self._standby.members.update(self.nodes.nodes())
         self._jobs = jobs
         self._kinds = (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, CheckpointFile]))
-        self.invites = Invites(home.invites if home is not None else None)
+        self.invites = Invites(folder / "invites")
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         """The open session of each worker. Messages of a session that is not in here are dropped."""
