@@ -1,7 +1,6 @@
 """The data of a user's task are sent to a node over the crew link: by hash, once, up to a size, and only if the node's
 owner trusts the task's code."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from cuadrilla.config import Config
 from cuadrilla.crew import bundle
-from cuadrilla.crew.bundle import adopt, fetch, offer
+from cuadrilla.crew.bundle import fetch, offer
 from cuadrilla.errors import DataError, LinkError, TaskError
 from cuadrilla.home import Home
 from cuadrilla.link.base import Offer, Refused, RunDescription, offered
@@ -188,19 +187,6 @@ def test_a_file_that_has_changed_since_is_refused_and_not_tried_again(run: Run) 
     (run.digits / "labels.bin").write_bytes(b"0123456780")
     with pytest.raises(Refused, match=r"data/labels\.bin arrived damaged, or it has changed"):
         run.fetches(connection, description)
-
-
-def test_what_is_brought_by_hand_is_not_fetched(run: Run, tmp_path: Path) -> None:
-    by_hand = tmp_path / "usb"
-    shutil.copytree(run.digits, by_hand)
-    (by_hand / "labels.bin").write_bytes(b"another")
-    adopt(by_hand, home=run.home)
-    _, folder = run.joins()
-    assert run.said == ["fetching 0.0 MB (files: 1)"] * 2  # the code, and the changed file
-    assert files_in(folder / "data") == files_in(run.digits)
-    (by_hand / "empty.txt").write_bytes(b"its owner has written it anew")
-    run.joins()
-    assert files_in(folder / "data") == files_in(run.digits)
 
 
 def test_an_edited_copy_of_the_code_is_fetched_anew(run: Run) -> None:

@@ -150,7 +150,6 @@ def test_the_language_may_be_chosen_anywhere(
     [
         ("doctor a b c", "sobra: b c"),
         ("serve r --precision x", "'--precision': debe ser uno de 'auto', 'fp32', 'bf16', 'fp16'"),
-        ("join --data /nowhere", "'--data': /nowhere no existe"),
         ("train --steps x", "'--steps': debe ser un número entero"),
     ],
 )

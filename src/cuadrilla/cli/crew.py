@@ -169,10 +169,6 @@ def join(
     invite_file: InviteFile = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     devices: DeviceList = "",
-    data: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="A folder with the run's data, if this machine has them: they are not fetched."),
-    ] = None,
     while_idle: WhileIdle = False,
     on_power: OnPower = False,
     low_priority: LowPriority = False,
@@ -197,7 +193,6 @@ def join(
     home, place = Home.of_user(), find_place()
     leads = place is None or place.leads
     invited = read_invite(home, address, invite_file) if leads else None
-    from cuadrilla.crew.bundle import adopt
     from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.crew.idle_policy import IdlePolicy, OwnerRules, set_priority
     from cuadrilla.crew.node import Node
@@ -219,8 +214,6 @@ def join(
 
             follow(island, threads=threads)
             return
-        if data is not None:
-            adopt(data, home=home)
         crew = joined_crew(home, address, name=name, invited=invited)
         policy = IdlePolicy(rules, home=home, root=os.getppid() if island else None)
         node = Node(home=home, crew=crew, tell=say, report=say, idle_policy=policy)

@@ -14,8 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -129,19 +128,12 @@ def fetch_run(
     return config.for_others().moved(lambda path: str(folder / path))
 
 
-def adopt(folder: Path, *, home: Home) -> None:
-    """Copy the files of a folder of this machine into the cache, so that a run need not fetch them. Raises
-    ResourceError."""
-    with _contents(home) as contents, storage_errors(contents):
-        for path in filter(Path.is_file, folder.rglob("*")):
-            if not (contents / file_sha256(path)).exists():
-                copy = shutil.copyfile(path, contents / ".copy.part")
-                copy.replace(contents / file_sha256(copy))
-
-
 def _bring(connection: Connection, files: Sequence[OfferedFile], folder: Path, *, home: Home, report: Report) -> None:
     """Fetch the contents that the cache lacks, and link them into `folder`. Raises as `_download`."""
-    with _contents(home) as contents:
+    contents = home.cache / "contents"  # named by their hash
+    for private in (home.path, home.cache, contents):
+        make_private(private)
+    with FileLock(home.cache / "lock"):  # one process of this machine at a time
         missing = {contents / file.sha256: file for file in files if not _is_held(file, contents / file.sha256)}
         _download(connection, missing, report=report)
         for file in files:
@@ -155,16 +147,6 @@ def _is_held(file: OfferedFile, content: Path) -> bool:
     and may have changed, is hashed again."""
     is_whole = content.is_file() and content.stat().st_size == file.num_bytes
     return is_whole and (not file.path.startswith(f"{CODE}/") or file_sha256(content) == file.sha256)
-
-
-@contextmanager
-def _contents(home: Home) -> Iterator[Path]:
-    """The cache's folder of contents, named by their hash, locked for one process of this machine at a time."""
-    contents = home.cache / "contents"
-    for private in (home.path, home.cache, contents):
-        make_private(private)
-    with FileLock(home.cache / "lock"):
-        yield contents
 
 
 def _download(connection: Connection, missing: Mapping[Path, OfferedFile], *, report: Report) -> None:
