@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bench.common import options, report, summary
 from bench.nodes import PORT, Node
+from cuadrilla.home import Home
 from cuadrilla.link.base import Contribution, Hello, ToCoordinator, Version
 from cuadrilla.link.client import Connection
 from cuadrilla.link.identity import load_node, open_coordinator
@@ -54,8 +55,7 @@ class Coordinator:
         self._params = model(parameters)
         self._inbox: queue.SimpleQueue[tuple[float, ToCoordinator]] = queue.SimpleQueue()
         self._version, self._names = 0, names
-        layout = Layout.of(self._params)
-        self._server = CrewServer(Path(folder) / "crew", receive=self._hear, contributions=[layout])
+        self._server = CrewServer(Home(Path(folder)), receive=self._hear, contributions=[Layout.of(self._params)])
         self._server.serve(address)
 
     def _hear(self, _worker: str, message: object) -> None:

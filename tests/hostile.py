@@ -14,6 +14,7 @@ import grpc
 import psutil
 import torch
 
+from cuadrilla.home import Home
 from cuadrilla.link import wire
 from cuadrilla.link.base import (
     Contribution,
@@ -30,7 +31,6 @@ from cuadrilla.link.base import (
 from cuadrilla.link.client import FROM_COORDINATOR, Connection
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.server import CrewServer
-from cuadrilla.link.standby import StandbyServer
 
 MIB = 2**20
 CEILING_SECONDS = 20.0  # for what happens at once unless there is a bug
@@ -77,11 +77,12 @@ class Crew:
         file = folder / "file.bin"
         file.write_bytes(b"shard" * 100)
         self.server = CrewServer(
-            folder / "crew",
+            Home(folder),
             receive=self.heard.deliver,
             offer=Offer(config="{}", files={"file.bin": (file, "66" * 32)}),
             contributions=[contribution],
-            standby=StandbyServer(names=standbys, crew=folder / "crew", run=folder / "run"),
+            standbys=standbys,
+            run=folder / "run",
         )
         self.keys, self.nodes = self.server.keys, self.server.nodes
         self.port = self.server.serve("127.0.0.1:0")

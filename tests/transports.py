@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from cuadrilla.crew.local import WORKER, run_local
+from cuadrilla.home import Home
 from cuadrilla.link.base import Link, TensorRef, Tensors, ToCoordinator, ToWorker
 from cuadrilla.link.client import Connection, GrpcLink
 from cuadrilla.link.practice import PracticeLink, Shape
@@ -49,7 +50,7 @@ def serving(context: RunContext) -> Iterator[Connect]:
     with tempfile.TemporaryDirectory() as folder:
         forms = context.strategy.forms(context.model, context.recipe)
         server = CrewServer(
-            Path(folder) / "crew",
+            Home(Path(folder)),
             receive=context.coordination.deliver,
             contributions=[Layout.of(each) for form in forms for each in form.contributions],
         )

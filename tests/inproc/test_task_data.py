@@ -72,7 +72,7 @@ class Run:
     def opens(self, offered: Offer) -> Connection:
         self.close()
         parts = {"receive": Heard().deliver, "contributions": [LAYOUT]}
-        self.server = CrewServer(self.folder / "crew", offer=offered, **parts)  # type: ignore[arg-type]
+        self.server = CrewServer(Home(self.folder), offer=offered, **parts)  # type: ignore[arg-type]
         return Connection(f"127.0.0.1:{self.server.serve('127.0.0.1:0')}", identity=self.identity)
 
     def joins(self, *, approved: bool = True) -> tuple[Config, Path]:

@@ -26,7 +26,6 @@ from cuadrilla.link.address import Address
 from cuadrilla.link.base import COORDINATOR
 from cuadrilla.link.identity import save_node
 from cuadrilla.link.server import NOTHING, CrewServer
-from cuadrilla.link.standby import StandbyServer
 from cuadrilla.link.wire import Layout
 from cuadrilla.log import NOTE
 from cuadrilla.plan.devices import Use
@@ -63,16 +62,26 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children()
         stack.callback(children.end)
-        crew = stack.enter_context(closing(_server(context, run, opening=opening, private=private)))
+        home, alone = opening.home or Home(private), opening.home is None
+        forms = context.strategy.forms(context.model, context.recipe)
+        server = CrewServer(
+            home,
+            receive=context.coordination.deliver,
+            offer=NOTHING if alone else offer(context.config, run.path),
+            contributions=[Layout.of(each) for form in forms for each in form.contributions],
+            standbys=opening.standbys,
+            run=run.path,
+        )
+        crew = stack.enter_context(closing(server))
         context.coordination.open(crew.send)  # before a worker can connect
         crew.open(Address.parse(engine.listen))
-        _start_workers(children, context.config, run, crew, private=private)
+        _start_workers(children, context.config, run, crew, private=private, alone=alone)
         if opening.opened is not None:
             opening.opened(crew, children.pids())
-        return context.coordination.serve(partial(_poll, context, crew, children))
+        return context.coordination.serve(partial(_poll, context, crew, children, alone=alone))
 
 
-def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
+def _poll(context: RunContext, crew: CrewServer, children: Children, *, alone: bool) -> None:
     """Without a worker of this machine the run fails, unless others may join; then it is said once."""
     crew.end_kicked()
     ended = children.poll()
@@ -82,32 +91,19 @@ def _poll(context: RunContext, crew: CrewServer, children: Children) -> None:
             context.store.event("died", worker=name, reason=ending.reason)
     if children.alive:
         return
-    if crew.home is None:
+    if alone:
         context.coordination.fail(children.failure())
     elif ended:
         log.warning("no worker of this machine is left (%s): others can join", children.failure().message)
 
 
-def _server(context: RunContext, run: RunDir, *, opening: Opening, private: Path) -> CrewServer:
-    """The server of the crew; it does not listen yet."""
-    home = opening.home
-    folder = home.crew if home else private / "crew"
-    forms = context.strategy.forms(context.model, context.recipe)
-    return CrewServer(
-        folder,
-        receive=context.coordination.deliver,
-        offer=offer(context.config, run.path) if home else NOTHING,
-        standby=StandbyServer(names=opening.standbys, crew=folder, run=run.path),
-        home=home,
-        contributions=[Layout.of(each) for form in forms for each in form.contributions],
-    )
-
-
-def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewServer, *, private: Path) -> None:
+def _start_workers(
+    children: Children, config: Config, run: RunDir, crew: CrewServer, *, private: Path, alone: bool
+) -> None:
     """Start this machine's workers: one for each usable device, in practice one for each speed. Raises DeviceError."""
     engine = config.engine
     assert isinstance(engine, CrewEngine)
-    if crew.home is not None and engine.workers == [1.0]:
+    if not alone and engine.workers == [1.0]:
         choice = choose_uses(engine.devices, config=config)
         for note in choice.notes:
             log.log(NOTE, "%s", note)
@@ -117,7 +113,7 @@ def _start_workers(children: Children, config: Config, run: RunDir, crew: CrewSe
         workers = [(speed, alike) for speed in engine.workers]
     here = crew.open_here() if workers else ""
     for number, (speed, use) in enumerate(workers, start=1):
-        name = f"{'here' if crew.home is not None else 'worker'}-{number}"
+        name = f"{'worker' if alone else 'here'}-{number}"
         identity, folder = crew.admit(name), private / name
         save_node(folder, identity)
         work = {"address": here, "run": str(run.path), "speed": speed, "link": engine.link}

@@ -97,7 +97,7 @@ class CrewExecutor:
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._machines: dict[str, _Machine] = {}
         self._ended: list[Ended] = []
-        self.crew = CrewServer(home.crew, receive=self.receive, jobs=self, home=home)
+        self.crew = CrewServer(home, receive=self.receive, jobs=self)
         self.crew.open(listen)
 
     # -- Executor ------------------------------------------------------------------------------------------------------

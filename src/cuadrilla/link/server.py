@@ -105,39 +105,37 @@ class _Session:
 
 
 class CrewServer:
-    """Serves one run, or with `jobs` machines that train whole runs. `folder`: the crew's keys, nodes and invites;
-    `contributions`: the layouts that a contribution may have; `home`: None in practice. Raises LinkError.
+    """Serves one run, or with `jobs` machines that train whole runs. `home`: the crew's keys, nodes, invites and term;
+    `contributions`: the layouts that a contribution may have; `standbys`: nodes that may copy the keys and `run`, the
+    run directory. Raises LinkError.
     """
 
     def __init__(
         self,
-        folder: Path,
+        home: Home,
         *,
         receive: Receive,
         offer: Offer = NOTHING,
         contributions: Sequence[wire.Layout] = (),
-        standby: StandbyServer | None = None,
+        standbys: frozenset[str] = frozenset(),
+        run: Path = Path(),
         jobs: JobReceiver | None = None,
-        home: Home | None = None,
     ) -> None:
-        self.home = home
-        self.keys, self.nodes = open_coordinator(folder), AllowList(folder / "nodes.json")
+        self.keys, self.nodes, self.invites = open_coordinator(home.crew), AllowList(home.nodes), Invites(home.invites)
         self._receive = receive
         self._description = RunDescription(
             config=offer.config,
             files=offered(offer.files),
             cuadrilla=__version__,
-            term=home.term if home is not None else 0,
+            term=home.term,
             takes_jobs=jobs is not None,
         )
         self._offer, self._contributions = offer, contributions
         self._versions: dict[int, memoryview] = {}
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
-        self._standby = standby or StandbyServer()
-        self._standby.members.update(self.nodes.nodes())
+        self._standby = StandbyServer(names=standbys, crew=home.crew, run=run, members=set(self.nodes.nodes()))
         self._jobs = jobs
         self._kinds = (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, CheckpointFile]))
-        self.invites = Invites(folder / "invites")
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         """The open session of each worker. Messages of a session that is not in here are dropped."""

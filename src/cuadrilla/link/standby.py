@@ -26,15 +26,15 @@ COPIED_FILE = re.compile(rf"journal/v[0-9]{{8,12}}\.step|{CHECKPOINT_PATH.patter
 
 @dataclass(kw_only=True)
 class StandbyServer:
-    """`names`: the nodes that may follow. `crew`: the folder with the coordinator's keys; `run`: the run directory."""
+    """`names`: the nodes that may follow. `crew`: the folder with the coordinator's keys; `run`: the run directory.
+    `members`: names of nodes that are in the crew, or were at some time since this process began."""
 
-    names: frozenset[str] = frozenset()
-    crew: Path = Path()
-    run: Path = Path()
+    names: frozenset[str]
+    crew: Path
+    run: Path
+    members: set[str]
     addresses: dict[str, str] = field(default_factory=dict)
     """By name of the standby: the address at which it would coordinate."""
-    members: set[str] = field(default_factory=set)
-    """Names of nodes that are in the crew, or were at some time since this process began."""
 
     def joined(self, name: str) -> None:
         """A machine has got this name. If another one had it before, the name is no standby's any more."""
