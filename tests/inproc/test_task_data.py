@@ -239,12 +239,12 @@ def test_other_names_are_refused_before_anything_is_written(run: Run) -> None:
         "data\\a", "data/a\nb", "data/C:a", "code/../a.py", "code/a/b.py", "code/a", "task.py",
         ".initial", "teachers/../a", "run.toml",
     ):  # fmt: skip
-        with pytest.raises(Refused, match="no machine takes these"):
+        with pytest.raises(TaskError, match="no machine takes these"):
             run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, name=name))
     assert not run.home.cache.exists()
 
 
 def test_a_task_is_given_no_other_path_of_the_node(run: Run) -> None:
     for data in ("/etc", "../../joined", "data/../..", "data/not-there"):
-        with pytest.raises(Refused, match="no machine takes these"):
+        with pytest.raises(TaskError, match="no machine takes these"):
             run.fetches(Connection(NOWHERE, identity=run.identity), offered_by(run, data=data))

@@ -97,14 +97,11 @@ def fetch(connection: Connection, description: RunDescription, *, home: Home, re
     """Fetch a run's files into the cache. Return its configuration, and the folder to which its paths are relative.
 
     Contents that the cache has are not fetched again. Raises LinkError, Refused (another version, code that is not
-    approved), ConfigError, ResourceError.
+    approved), TaskError (files that this machine does not take), ConfigError, ResourceError.
     """
     require_work(description, jobs=False)  # before the settings are read: those of another version may not parse
     config, files = load_dumped(description.config), description.files
-    try:
-        _require_usual(config, [file.path for file in files])
-    except TaskError as error:
-        raise Refused(error.message, hint=error.hint) from None
+    _require_usual(config, [file.path for file in files])
     folder = home.cache / files_hash({file.path: file.sha256 for file in files})[:32]
     code = [file for file in files if file.path.startswith(f"{CODE}/")]
     if code:
