@@ -207,7 +207,7 @@ def upload(lease_id: int = 1, **fields: Any) -> Contribution:
 
 def uploaded(head: object, *chunks: bytes) -> list[object]:
     """The messages of a session that upload these chunks."""
-    return [head, *(wire.DATA + chunk for chunk in chunks), wire.DATA]
+    return [head, *chunks]
 
 
 WHOLE = LAYOUT.header + bytes(LAYOUT.num_bytes - len(LAYOUT.header))

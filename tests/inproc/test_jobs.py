@@ -67,7 +67,7 @@ class Machine:
             change(folder)
         for name in NAMES:
             file = CheckpointFile(job=job, path=f"checkpoints/{folder.name}/{name}")
-            self.session.send(file, file_chunks(folder / name))
+            list(self.connection.ask(file, file_chunks(folder / name)))
 
     def rows(self, job: str, *, to: int) -> JobNews:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]

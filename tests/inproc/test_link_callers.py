@@ -176,7 +176,7 @@ def test_calls_that_are_never_finished_stop_nobody_else(crew: Crew, kind: str, m
 
 def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
     identity = crew.node("mala")
-    older = Held([raw(Hello(speed_hint=1.0)), raw(upload()), wire.DATA + WHOLE[:20]])
+    older = Held([raw(Hello(speed_hint=1.0)), raw(upload()), WHOLE[:20]])
     with closing(Abuser(crew, identity)) as client:
         old = client.stream("Session", older)
         assert isinstance(crew.heard.next("mala"), Hello)
@@ -189,7 +189,7 @@ def test_a_newer_session_fences_the_older_one(crew: Crew) -> None:
         hello = crew.heard.next("mala")
         assert isinstance(hello, Hello)
         assert hello.speed_hint == 2.0
-        late = (wire.DATA + WHOLE[20:], wire.DATA, Goodbye(reason="late"), Hello(speed_hint=3.0))
+        late = (WHOLE[20:], Goodbye(reason="late"), Hello(speed_hint=3.0))
         for message in map(raw, late):
             older.more.put(message)
         told = [wire.decode(answer, *FROM_COORDINATOR) for answer in old]

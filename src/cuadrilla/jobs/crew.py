@@ -148,7 +148,7 @@ class CrewExecutor:
             case JobNews():
                 self._heard.put(lambda: self._take(worker, message))
 
-    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[memoryview]) -> None:
+    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[bytes]) -> None:
         """Raises ResourceError."""
         assigned = self._assigned().get(worker)
         if assigned is None or assigned.job != file.job:  # this machine has lost the job

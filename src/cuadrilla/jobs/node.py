@@ -76,6 +76,7 @@ class Outbox:
     """Sends what is new in a job's run. `read_bytes`: of its metrics.jsonl, `sent`: versions of its checkpoints that
     the coordinator has."""
 
+    connection: Connection
     job: str
     run: RunDir
     read_bytes: int = 0
@@ -87,14 +88,15 @@ class Outbox:
             session.call(news)
         for path in reversed(list_checkpoints(self.run.checkpoints)):
             if version_of(path) not in self.sent:
-                self._send_checkpoint(path, session)
+                self._send_checkpoint(path)
                 self.sent.add(version_of(path))
 
-    def _send_checkpoint(self, path: Path, session: GrpcLink) -> None:
+    def _send_checkpoint(self, path: Path) -> None:
         for name in (*FILES, MANIFEST):
             if not (path / name).exists():  # removed meanwhile, since there are newer ones
                 return
-            session.send(CheckpointFile(job=self.job, path=f"checkpoints/{path.name}/{name}"), file_chunks(path / name))
+            file = CheckpointFile(job=self.job, path=f"checkpoints/{path.name}/{name}")
+            list(self.connection.ask(file, file_chunks(path / name)))
 
     def _new_rows(self) -> Iterator[JobNews]:
         """Rows that have been completely written since the last call."""
@@ -188,7 +190,7 @@ class JobWorker:
         log.log(NOTE, "job %s", _folder(order.job))
         read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
         sent = {version_of(path) for path in list_checkpoints(run.checkpoints)}
-        return Outbox(job=order.job, run=run, read_bytes=read_bytes, sent=sent)
+        return Outbox(connection=connection, job=order.job, run=run, read_bytes=read_bytes, sent=sent)
 
 
 def _folder(job: str) -> str:

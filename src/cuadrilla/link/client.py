@@ -45,7 +45,7 @@ from cuadrilla.link.base import (
 )
 from cuadrilla.link.identity import SERVER_NAME, Identity
 from cuadrilla.link.inproc import Inbox
-from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews, Order, Recall
+from cuadrilla.link.jobs import Assignment, JobNews, Order, Recall
 from cuadrilla.messages import OF_THE_SYSTEM, Message
 from cuadrilla.printable import one_line
 from cuadrilla.rundir import file_sha256, fsync_folder, storage_errors
@@ -210,24 +210,17 @@ class GrpcLink:
             case Progress():
                 self._progress = message  # goes with the next heartbeat
             case Contribution():
-                layout = wire.Layout.of(message.tensors)
-                if message.valid:
-                    self.send(message, wire.chunks(layout.parts(message.tensors)))
-                else:
-                    self._outgoing.put(message)
+                parts = wire.Layout.of(message.tensors).parts(message.tensors) if message.valid else ()
+                self._idle.clear()
+                self._check()
+                self._outgoing.put(itertools.chain([message], wire.chunks(parts)))
+                self._idle.wait()
+                self._check()
                 self._progress = replace(self._progress or NOTHING_YET, part=0.0)
             case _:
                 if isinstance(message, Hello):
                     self._progress = NOTHING_YET
                 self._outgoing.put(message)
-
-    def send(self, head: Contribution | CheckpointFile, data: Iterator[bytes]) -> None:
-        """Send a message and the bytes that belong to it. Returns when all has left. Raises LinkError."""
-        self._idle.clear()
-        self._check()
-        self._outgoing.put(wire.framed(head, data))
-        self._idle.wait()
-        self._check()
 
     def round_trip(self) -> float | None:
         """The round-trip time in seconds, measured now; None during a transfer, or if no answer comes."""
@@ -244,7 +237,9 @@ class GrpcLink:
         assert isinstance(ref, int)
         try:
             arriving = self._connection.ask(Download(version=ref))
-            return wire.received(arriving, self._parameters, memory=self._connection.memory)
+            tensors = wire.received(arriving, self._parameters, memory=self._connection.memory)
+            next(arriving, None)  # the end of the call
+            return tensors
         except LinkError as error:
             self.final_stop()  # a Stop on its way comes before the break
             self._break(error)
@@ -269,7 +264,7 @@ class GrpcLink:
         self._reader.join()
 
     def _messages(self) -> Iterator[object]:
-        """The outgoing messages, with the bytes that belong to them; a heartbeat after a second without any."""
+        """The outgoing messages, with the chunks of contributions; a heartbeat after a second without any."""
         while True:
             try:
                 message = self._outgoing.get(timeout=HEARTBEAT_SECONDS)

@@ -67,7 +67,7 @@ class JobNews:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFile:
-    """A file of a checkpoint is sent back; its bytes follow. The manifest comes after the other files."""
+    """A file of a checkpoint is sent back, in a call; its bytes follow. The manifest comes after the other files."""
 
     job: JobName
     path: Annotated[str, Field(pattern=f"^{CHECKPOINT_PATH.pattern}$")]
@@ -77,7 +77,7 @@ class CheckpointFile:
 class JobReceiver(Protocol):
     """The coordinator of jobs. The threads of the link call it."""
 
-    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[memoryview]) -> None:
+    def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[bytes]) -> None:
         """Save a file of a worker's job. Raises ResourceError."""
 
     def file(self, worker: str, path: str) -> Path | None:

@@ -4,8 +4,8 @@
 handles its messages in their order.
 
 There are two calls. `Session` carries a worker's messages both ways and its contributions, as long as it works. `Call`
-carries everything else: a message, answered by a message or by bytes. The token is in the call's metadata, so the
-caller is checked before the server waits for any data from it.
+carries everything else: a message or a file, answered by a message or by bytes. The token is in the call's metadata, so
+the caller is checked before the server waits for any data from it.
 
 Invariants
 * Every call is authenticated by the token in its metadata and the list of nodes. Only `Enroll` needs the secret of an
@@ -82,8 +82,8 @@ KEPT_UPLOADS = 4
 DISCONNECTED, KICK = Message("the connection ended"), Message("it was kicked")
 
 FROM_WORKER = (Hello, Progress, Goodbye, NodeReport)
-"""The messages of a worker in its session: these, and `Contribution`, or `JobNews` and `CheckpointFile`."""
-ASKED = (Describe, Leave, Download, Check, Follow)
+"""The messages of a worker in its session: these, and `Contribution` or `JobNews`."""
+ASKED = (Describe, Leave, Download, Check, Follow, CheckpointFile)
 """The messages that begin a `Call` of a node with a token."""
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class CrewServer:
         self._version_memory, self._upload_memory = wire.Memory(keep=1), wire.Memory(keep=KEPT_UPLOADS)
         self._standby = StandbyServer(names=standbys, crew=home.crew, run=run, members=set(self.nodes.nodes()))
         self._jobs = jobs
-        self._kinds = (*FROM_WORKER, *([Contribution] if jobs is None else [JobNews, CheckpointFile]))
+        self._kinds = (*FROM_WORKER, Contribution if jobs is None else JobNews)
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
         """The open session of each worker. Messages of a session that is not in here are dropped."""
@@ -241,19 +241,18 @@ class CrewServer:
         try:
             for request in requests:
                 self._take(session, wire.decode(request, *self._kinds), requests)
-        except CuadrillaError as error:
-            refused = isinstance(error, LinkError)  # else this machine has no room for a file
-            self._end(session, Stop(reason=error.message, refused=refused, again=not refused), why=error.message)
+        except LinkError as error:
+            self._end(session, Stop(reason=error.message, refused=True), why=error.message)
         except grpc.RpcError:  # the connection broke
             pass
         finally:
             self._end(session, why=DISCONNECTED)
 
     def _take(self, session: _Session, message: Any, requests: Iterator[bytes]) -> None:
-        """Handle one message. Raises LinkError for a message that is not allowed here, ResourceError."""
+        """Handle one message. Raises LinkError for tensors that do not match it."""
         if isinstance(message, Contribution) and message.valid:
-            data, began = self._data(session, requests), time.monotonic()
-            tensors = wire.received(data, self._contributions, memory=self._upload_memory)
+            chunks, began = self._chunks(session, requests), time.monotonic()
+            tensors = wire.received(chunks, self._contributions, memory=self._upload_memory)
             seconds = message.transfer_seconds + time.monotonic() - began
             message = replace(message, tensors=tensors, transfer_seconds=seconds)
         match message:
@@ -264,21 +263,17 @@ class CrewServer:
             case Progress():
                 session.progress = message
                 self._deliver_progress(session)
-            case CheckpointFile() if self._jobs is not None:
-                self._jobs.keep(session.worker, message, self._data(session, requests))
             case _:
                 if isinstance(message, Hello):
                     log.log(NOTE, "%s joined", session.worker)
                 self._receive(session.worker, message)
 
-    def _data(self, session: _Session, requests: Iterator[bytes]) -> Iterator[memoryview]:
-        """The chunks behind a message. Each counts as progress, since heartbeats wait behind them."""
-        for request in requests:
-            if len(request) <= 1 or not request.startswith(wire.DATA):
-                return
-            yield memoryview(request)[1:]
+    def _chunks(self, session: _Session, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """The chunks behind a contribution. Each counts as progress, since heartbeats wait behind them."""
+        for chunk in requests:
             session.chunks += 1
             self._deliver_progress(session)
+            yield chunk
         raise grpc.RpcError  # it ended in the middle
 
     def _deliver_progress(self, session: _Session) -> None:
@@ -323,6 +318,8 @@ class CrewServer:
                 case Check():
                     deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
+                case CheckpointFile() if self._jobs is not None:
+                    self._jobs.keep(worker, asked, requests)
                 case Follow():
                     announced = max([0, *self._versions])
                     yield wire.encode(self._standby.missing(node_of(worker), asked, announced=announced))

@@ -1,12 +1,12 @@
 """Encodes messages and tensors of `link/base.py` as bytes, and decodes them. No network I/O.
 
 A message is its name and JSON: `Progress {"micro_steps": 7}`. The bounds in its annotations are checked when it
-arrives. In a session, the bytes that belong to a message follow it in chunks that begin with `DATA`. A chunk without
-more bytes ends them.
+arrives.
 
 Tensors travel as one blob in safetensors' format, cut into chunks of `CHUNK_BYTES`. A receiver knows from its model
 which tensors may arrive (`Layout`), and the blob's header must equal one of the expected headers. So no header is
-parsed, and no peer can make a receiver allocate more memory than the model needs. TLS protects every byte.
+parsed, the receiver knows where the blob ends, and no peer can make it allocate more memory than the model needs. TLS
+protects every byte.
 
 The slow part is fresh memory, which the kernel has to clear, not copying. So large buffers are reused (`Memory`).
 """
@@ -34,7 +34,6 @@ from cuadrilla.link.base import Tensors
 
 CHUNK_BYTES = 2**18
 """A chunk takes two seconds at 1 Mbit/s. Each one that arrives is a sign of life; 5 s without one is a lost worker."""
-DATA = b"\0"
 SERVICE = "cuadrilla.crew.Crew"
 DEVICE_KEY = "cuadrilla-device"
 """Metadata of a call: the device whose worker calls, if the node has several."""
@@ -201,14 +200,6 @@ def chunks(parts: Iterable[Buffer]) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
-def framed(message: object, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """A message of a session, followed by the bytes that belong to it."""
-    yield encode(message)
-    for chunk in chunks:
-        yield DATA + chunk
-    yield DATA
-
-
 def file_chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
     """The bytes of a file from `offset` on."""
     with open(path, "rb") as file:
@@ -225,7 +216,8 @@ def noise(seconds: float) -> Iterator[bytes]:
 
 
 def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a blob that arrives in chunks. Its header must be that of one of `layouts`. Raises LinkError."""
+    """The tensors of a blob that arrives in chunks, of which those after it stay unread. Its header must be that of one
+    of `layouts`. Raises LinkError."""
     first = next(chunks, b"")
     likely = (each for each in layouts if first and first[: len(each.header)] == each.header[: len(first)])
     if (layout := next(likely, None)) is not None:
@@ -233,9 +225,10 @@ def received(chunks: Iterator[Buffer], layouts: Sequence[Layout], *, memory: Mem
         try:
             for chunk in itertools.chain([first], chunks):
                 end += len(chunk)
-                if end > len(blob):
+                if end <= len(blob):
+                    blob[end - len(chunk) : end] = chunk
+                if end >= len(blob):
                     break
-                blob[end - len(chunk) : end] = chunk
             if end == len(blob) and blob[: len(layout.header)] == layout.header:
                 return layout.views(blob)
         finally:
