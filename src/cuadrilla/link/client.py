@@ -305,17 +305,15 @@ class GrpcLink:
             raise self._broken
 
 
-def as_link_error(error: grpc.RpcError, *, address: str) -> LinkError:
-    """The error to show to the user for a failed call."""
-    code = error.code() if isinstance(error, grpc.Call) else None
+def as_link_error(error: Any, *, address: str) -> LinkError:
+    """The error to show to the user for a failed call, which gRPC raises as its own error."""
     # Text from the other end: the coordinator, or any program that listens at that address.
-    details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    code, details = error.code(), error.details() or str(error)
     why = details.rpartition(": ")[2]  # gRPC's layers put their own texts before it
     if code is grpc.StatusCode.UNAVAILABLE and any(word in details for word in BROKEN):
         details = BROKE
-    reason = Message(
-        why if why in OF_THE_SYSTEM else one_line(details, most=MAX_TEXT)
-    )  # a complete sentence of ours is translated when it is shown
+    # A complete sentence of ours is translated when it is shown.
+    reason = Message(why if why in OF_THE_SYSTEM else one_line(details, most=MAX_TEXT))
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
             return Refused("the coordinator refused: {reason}", reason=reason, hint=COME_AGAIN)

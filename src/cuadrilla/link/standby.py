@@ -76,10 +76,10 @@ class StandbyServer:
 
     def _check(self, name: str) -> None:
         if name not in self.names:
-            template = (
-                "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN"
+            raise Refused(
+                "{name} has not been named as a standby: where the coordinator runs, cuadrilla up --standby {name} RUN",
+                name=name,
             )
-            raise Refused(template, name=name)
 
     def _newest_checkpoint(self) -> tuple[int, bytes]:
         """Version and manifest of the newest complete checkpoint; 0 and b"" if there is none."""
