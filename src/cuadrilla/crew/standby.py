@@ -15,16 +15,17 @@ Invariants
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from cuadrilla.crew.bundle import Report, fetch_run
 from cuadrilla.crew.node import Node
 from cuadrilla.errors import CheckpointError, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
+from cuadrilla.link.address import Address
 from cuadrilla.link.base import Download, Follow, Missing, Refused
 from cuadrilla.link.client import Connection
-from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator
+from cuadrilla.link.identity import COORDINATOR_FILE, key_hash, load_node, open_coordinator, shown_certificate
 from cuadrilla.link.standby import record_name
 from cuadrilla.messages import Message
 from cuadrilla.rundir import RunDir, make_private, read_object, write_atomic
@@ -154,15 +155,16 @@ def check_gone(crew: Joined, *, seconds: float, report: Report) -> None:
     """Raises LinkError if the coordinator answers within this time, in which its parent may restart it."""
     asking = "asking    {address} for {seconds:.0f} s whether it is still running"
     report(Message(asking, address=crew.address, seconds=seconds))
-    until, identity = time.monotonic() + seconds, load_node(crew.folder)
+    until, key, shown = time.monotonic() + seconds, key_hash(load_node(crew.folder).certificate), b""
     while time.monotonic() < until:
-        with closing(Connection(crew.address, identity=identity)) as connection:
-            if connection.answers(ASK_SECONDS):
-                raise LinkError(
-                    "the coordinator at {address} answers: if both continued, they would train two models",
-                    address=crew.address,
-                    hint="stop it there (cuadrilla stop), or promote anyway with --wait 0",
-                )
+        with suppress(LinkError):
+            shown = key_hash(shown_certificate(Address.parse(crew.address), timeout_seconds=ASK_SECONDS))
+        if shown == key:
+            raise LinkError(
+                "the coordinator at {address} answers: if both continued, they would train two models",
+                address=crew.address,
+                hint="stop it there (cuadrilla stop), or promote anyway with --wait 0",
+            )
         time.sleep(ASK_SECONDS / 4)
 
 

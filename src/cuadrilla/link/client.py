@@ -120,17 +120,9 @@ class Connection:
         part.replace(to)
         fsync_folder(to.parent)
 
-    def check(self, seconds: float | None = None) -> None:
-        """Raises LinkError unless the coordinator answers within these seconds, by default `CALL_SECONDS`."""
-        list(self.ask(Check(), seconds=seconds or CALL_SECONDS))
-
-    def answers(self, seconds: float) -> bool:
-        """Whether the coordinator answers at all within these seconds; a refusal is an answer."""
-        try:
-            self.check(seconds)
-        except LinkError as error:
-            return isinstance(error, Refused)
-        return True
+    def check(self) -> None:
+        """Raises LinkError unless the coordinator answers within `CALL_SECONDS`."""
+        list(self.ask(Check(), seconds=CALL_SECONDS))
 
     def receive_for(self, seconds: float) -> int:
         """The number of bytes that the coordinator sends in these seconds. Raises LinkError."""
