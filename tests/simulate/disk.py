@@ -32,7 +32,6 @@ from cuadrilla.sync.events import Answer
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.merge import Reduced
 from cuadrilla.train.guard import Verdict
-from cuadrilla.train.store import HeldOut
 
 UNIT_TOKENS = 10
 RULES = Rules(units_per_step=8, step_tokens=8 * UNIT_TOKENS, num_steps=20, lost_after_seconds=5.0)
@@ -244,7 +243,7 @@ class VirtualStore:
     save_now: bool = False
     gap: bool = False
     unlogged: None = None  # there are no metrics
-    held_out: HeldOut = field(default_factory=HeldOut)  # nor evaluations
+    best: None = None  # nor evaluations
 
     def journal(self, header: Mapping[str, Any], update: Mapping[str, Tensor]) -> None:
         self.audit.judge_round(header, self.weights)

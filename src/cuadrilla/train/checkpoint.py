@@ -11,6 +11,7 @@ Tests: a bit flipped, a file cut, missing, swapped, a manifest edited, a crash a
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -30,8 +31,8 @@ from cuadrilla.rundir import (
     RunDir,
     file_sha256,
     fsync_folder,
+    last_rows,
     make_private,
-    read_jsonl,
     read_object,
     storage_errors,
 )
@@ -156,9 +157,18 @@ def choose_step(run: RunDir, *, newest: bool = False) -> Step:
 
 def best_version(run: RunDir, *, upto: int) -> int | None:
     """The step with the lowest held-out loss, of those up to `upto`; None if it was not measured."""
-    rows = (row for row in read_jsonl(run.metrics) if row.get("val_loss") is not None)
-    losses = {row["version"]: row["val_loss"] for row in rows if row["version"] <= upto}
-    return min(losses, key=losses.__getitem__, default=None)
+    return lowest(held_out_losses(run, upto=upto))
+
+
+def held_out_losses(run: RunDir, *, upto: int) -> dict[int, float]:
+    """The held-out losses in the run's rows by the step, up to the step `upto`; NaN if one was not finite."""
+    rows = (row for row in last_rows(run.metrics) if "val_loss" in row and row["version"] <= upto)
+    return {row["version"]: math.nan if row["val_loss"] is None else row["val_loss"] for row in rows}
+
+
+def lowest(losses: Mapping[int, float]) -> int | None:
+    """The first step with the lowest of these losses; None if none is finite."""
+    return min(filter(lambda step: math.isfinite(losses[step]), losses), key=losses.__getitem__, default=None)
 
 
 @torch.no_grad()

@@ -409,13 +409,14 @@ class CoordinatorRuntime:
         """Reason to stop at this version; "" to go on."""
         if 0 < self.stop_at <= version:
             return Message("step {step} reached", step=version)
-        held_out = self.store.held_out
-        if not self.patience or held_out.best is None or held_out.since_best < self.patience:
+        best = self.store.best
+        since = 0 if best is None else sum(measured > best for measured in self.store.losses)
+        if not 0 < self.patience <= since:
             return ""
         return Message(
             "held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)",
-            step=held_out.best[1],
-            evaluations=held_out.since_best,
+            step=best,
+            evaluations=since,
         )
 
     def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
@@ -443,7 +444,7 @@ class CoordinatorRuntime:
             interrupted=self._interrupted and not complete,
             reason=reason,
             last_row=self._row,
-            best=self.store.held_out.best[1] if self.store.held_out.best else None,
+            best=self.store.best,
         )
 
     @contextmanager

@@ -7,7 +7,6 @@ the write is tried again at a later commit. Only the first and the last save of 
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from torch import Tensor
 from cuadrilla.config import CheckpointSection
 from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.model.weights import WEIGHTS, read_tensors
-from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, last_rows, read_jsonl, read_object, write_json
+from cuadrilla.rundir import KeptLines, RunDir, event_line, finite, read_jsonl, read_object, write_json
 from cuadrilla.sync.merge import Merger
 from cuadrilla.train import checkpoint as files
 from cuadrilla.train.guard import Guard, Verdict
@@ -35,22 +34,6 @@ log = logging.getLogger(__name__)
 Snapshot = Callable[[], dict[str, Any]]
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's kind and its fields, and returns at once."""
-
-
-@dataclass(kw_only=True)
-class HeldOut:
-    """The lowest held-out loss of a run so far. `best`: (loss, version); `since_best`: evaluations since then."""
-
-    best: tuple[float, int] | None = None
-    since_best: int = 0
-
-    def judge(self, loss: float, *, version: int) -> bool:
-        """Note an evaluation; return whether it is the best so far."""
-        if not math.isfinite(loss) or (self.best is not None and not loss < self.best[0]):
-            self.since_best += 1
-            return False
-        self.best, self.since_best = (float(loss), version), 0
-        return True
 
 
 @dataclass(kw_only=True)
@@ -78,7 +61,8 @@ class Store:
     _saved_at: float = field(init=False)
     _save_seconds: float = 0.0
     _status_at: float = -1e9
-    held_out: HeldOut = field(default_factory=HeldOut)
+    losses: dict[int, float] = field(default_factory=dict)
+    """The run's held-out losses, by the step."""
     _checkpoint_due: bool = False
     _version: int = 0
     """The run's step, for events."""
@@ -116,10 +100,7 @@ class Store:
             self._saved_version = -1  # save at once, so that the checkpoint says what it is trained with from now on
         state = self._redo(state, guard)
         remove_records(self.run.journal, unwanted=lambda version: version > self._version)  # none of them follows
-        for row in last_rows(self.run.metrics):
-            if "val_loss" in row and row["version"] <= state["version"]:
-                loss = math.nan if row["val_loss"] is None else row["val_loss"]
-                self.held_out.judge(loss, version=row["version"])
+        self.losses = files.held_out_losses(self.run, upto=self._version)
         return state
 
     def _load(self, checkpoint: Path) -> None:
@@ -164,13 +145,14 @@ class Store:
     def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
         """Save if a checkpoint is due, and update `status.json`. The end of the run saves the last version."""
         self._version = version
-        best = "val_loss" in row and self.held_out.judge(row["val_loss"], version=version)
+        if "val_loss" in row:
+            self.losses[version] = row["val_loss"]
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
-        if not last and (due or best or self._checkpoint_due):
+        if not last and (due or self.best == version or self._checkpoint_due):
             self._saved_at = now  # also if the save fails
             with self.tolerating(self.run.checkpoints):
                 self.save(snapshot, version=version)
@@ -192,11 +174,15 @@ class Store:
         self._saved_version, self._checkpoint_due = version, False
         self._saved_at = self.clock()
         self._save_seconds = self._saved_at - began
-        best = self.held_out.best
-        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={best and best[1]})
+        files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={self.best})
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # the best one may be very old
         remove_records(self.run.journal, unwanted=lambda version: version <= files.version_of(newest[0]))
         self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
+
+    @property
+    def best(self) -> int | None:
+        """The step with the lowest held-out loss, if one was measured."""
+        return files.lowest(self.losses)
 
     def roll_back(self) -> None:
         """Load weights and optimizer state of the newest checkpoint. The run's version, tokens and position stay."""
