@@ -10,6 +10,7 @@ shape at once, in fp32 if the passes are. State travels as named tensors ("exp_a
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -32,18 +33,19 @@ Parameters = Mapping[str, nn.Parameter]
 OptimSection = MuonSection | AdamWSection | SGDSection
 
 
+@dataclass
 class Optimizer(ABC):
     """Parameters with one update rule, and their state, by the names under which it travels: a tensor "SLOT.NAME" for
     each of the `slots`, zeros before the first step. It is no torch.optim.Optimizer, because that loads torch's
     compiler, which takes a second of every start."""
 
     slots: ClassVar[tuple[str, ...]]
+    params: Parameters
+    lr: float
+    weight_decay: float
 
-    def __init__(self, params: Parameters, *, lr: float, weight_decay: float) -> None:
-        self.params = params
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.state = {f"{slot}.{name}": torch.zeros_like(p) for name, p in params.items() for slot in self.slots}
+    def __post_init__(self) -> None:
+        self.state = {f"{slot}.{name}": torch.zeros_like(p) for name, p in self.params.items() for slot in self.slots}
 
     @abstractmethod
     def step(self, factor: float = 1.0) -> None:
@@ -85,6 +87,7 @@ class Optimizers:
             part.state = {name: tensors[name].to(old.device, copy=True) for name, old in part.state.items()}
 
 
+@dataclass
 class Muon(Optimizer):
     """Steps by the orthogonal matrix nearest to the Nesterov momentum. State and update are as in torch.optim.Muon.
 
@@ -92,13 +95,8 @@ class Muon(Optimizer):
     """
 
     slots = ("momentum_buffer",)
-
-    def __init__(
-        self, params: Parameters, *, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype
-    ) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._momentum = momentum
-        self._dtype = dtype
+    momentum: float
+    dtype: torch.dtype
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
@@ -106,15 +104,15 @@ class Muon(Optimizer):
         for names in _alike(gradients):
             rows, columns = gradients[names[0]].shape
             stacked_KMN = torch.stack([self._averaged(name, gradients[name]) for name in names])
-            updates_KMN = orthogonalised(stacked_KMN.to(self._dtype))
+            updates_KMN = orthogonalised(stacked_KMN.to(self.dtype))
             for name, update_MN in zip(names, updates_KMN.unbind(), strict=True):
                 self.params[name].mul_(1 - lr * self.weight_decay)
                 self.params[name].add_(update_MN, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
     def _averaged(self, name: str, gradient: Tensor) -> Tensor:
         """The parameter's gradient with Nesterov momentum."""
-        average = self.state[f"momentum_buffer.{name}"].lerp_(gradient, 1 - self._momentum)
-        return gradient.lerp(average, self._momentum)
+        average = self.state[f"momentum_buffer.{name}"].lerp_(gradient, 1 - self.momentum)
+        return gradient.lerp(average, self.momentum)
 
 
 def _alike(matrices: Mapping[str, Tensor]) -> Iterator[list[str]]:
@@ -141,15 +139,16 @@ def orthogonalised(matrices_KMN: Tensor) -> Tensor:
     return x_KRS.mT if tall else x_KRS
 
 
+@dataclass
 class AdamW(Optimizer):
     """The same bits as torch.optim.AdamW(fused=True): one kernel steps all parameters at once."""
 
     slots = ("exp_avg", "exp_avg_sq")
+    betas: tuple[float, float]
 
-    def __init__(self, params: Parameters, *, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._betas = betas
-        self.state |= {f"step.{name}": torch.zeros((), device=p.device) for name, p in params.items()}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.state |= {f"step.{name}": torch.zeros((), device=p.device) for name, p in self.params.items()}
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
@@ -163,8 +162,8 @@ class AdamW(Optimizer):
             [self.state[f"step.{name}"] for name in gradients],
             fused=True,
             amsgrad=False,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
+            beta1=self.betas[0],
+            beta2=self.betas[1],
             lr=self.lr * factor,
             weight_decay=self.weight_decay,
             eps=ADAM_EPSILON,
@@ -174,7 +173,7 @@ class AdamW(Optimizer):
     @torch.no_grad()
     def step_with(self, squares: Mapping[str, Tensor], *, factor: float) -> None:
         """Make a step, but with `squares` instead of the squares of `.grad` for the second moments."""
-        rate, (beta1, beta2) = self.lr * factor, self._betas
+        rate, (beta1, beta2) = self.lr * factor, self.betas
         for name, gradient in self.gradients.items():
             parameter, number = self.params[name], float(self.state[f"step.{name}"].add_(1))
             mean = self.state[f"exp_avg.{name}"].lerp_(gradient, 1 - beta1)
@@ -184,21 +183,19 @@ class AdamW(Optimizer):
             parameter.addcdiv_(mean, root, value=-rate / (1 - beta1**number))
 
 
+@dataclass
 class SGD(Optimizer):
     """torch.optim.SGD(nesterov=True), weight decay included:  m ← β m + g,  θ ← θ − η (g + β m)."""
 
     slots = ("momentum_buffer",)
-
-    def __init__(self, params: Parameters, *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._momentum = momentum
+    momentum: float
 
     @torch.no_grad()
     def step(self, factor: float = 1.0) -> None:
         for name, gradient in self.gradients.items():
             gradient = gradient.add(self.params[name], alpha=self.weight_decay)
-            average = self.state[f"momentum_buffer.{name}"].mul_(self._momentum).add_(gradient)
-            self.params[name].sub_(gradient.add_(average, alpha=self._momentum), alpha=self.lr * factor)
+            average = self.state[f"momentum_buffer.{name}"].mul_(self.momentum).add_(gradient)
+            self.params[name].sub_(gradient.add_(average, alpha=self.momentum), alpha=self.lr * factor)
 
 
 def make_optimizer(
@@ -208,31 +205,25 @@ def make_optimizer(
 
     `dtype`: number type of the passes. If that is fp32, so is Muon's iteration; else it is bf16.
     """
+    iterated = torch.float32 if dtype == torch.float32 else torch.bfloat16
 
     def make(params: Parameters) -> Optimizers:
-        is_muon = isinstance(section, MuonSection)
-        matrices = {name: p for name, p in params.items() if is_muon and is_matrix(name, p)}
+        matrices = {name: p for name, p in params.items() if isinstance(section, MuonSection) and is_matrix(name, p)}
         others = {name: p for name, p in params.items() if name not in matrices}
+        decay = section.weight_decay or 0.0
         groups = (  # gains and biases have no decay
-            ({name: p for name, p in others.items() if p.ndim >= 2}, section.weight_decay or 0.0),
+            ({name: p for name, p in others.items() if p.ndim >= 2}, decay),
             ({name: p for name, p in others.items() if p.ndim < 2}, 0.0),
         )
-        parts: list[Optimizer]
+        parts: list[Optimizer] = []
         match section:
             case SGDSection(lr=lr, momentum=momentum):
-                parts = [SGD(group, lr=lr, momentum=momentum, weight_decay=decay) for group, decay in groups]
+                parts += [SGD(group, lr, decayed, momentum=momentum) for group, decayed in groups]
             case MuonSection(adamw_lr=lr) | AdamWSection(lr=lr):
                 betas = (section.beta1, section.beta2)
-                parts = [AdamW(group, lr=lr, betas=betas, weight_decay=decay) for group, decay in groups]
+                parts += [AdamW(group, lr, decayed, betas=betas) for group, decayed in groups]
         if isinstance(section, MuonSection):
-            muon = Muon(
-                matrices,
-                lr=section.lr,
-                momentum=section.momentum,
-                weight_decay=section.weight_decay or 0.0,
-                dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
-            )
-            parts = [muon, *parts]
+            parts.insert(0, Muon(matrices, section.lr, decay, momentum=section.momentum, dtype=iterated))
         return Optimizers([part for part in parts if part.params])
 
     return make
