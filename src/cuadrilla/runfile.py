@@ -59,17 +59,14 @@ MEANING_AT, MEANING_WIDTH = 28, 90
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked configuration. `origins` maps `section.key` to "default", "file", "--set" or "command"."""
+    """A checked configuration. `origins` maps `section.key` to "default", "file" or "--set"."""
 
     config: Config
     origins: dict[str, str]
 
 
-def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = False) -> Resolved:
-    """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy.
-
-    `processes`: train with worker processes, so the engine `local` becomes `crew`.
-    """
+def read_run_file(path: Path, *, sets: Sequence[str] = ()) -> Resolved:
+    """Read and check a run file. Raises ConfigError naming the file, the line or key, and the remedy."""
     path = path / "run.toml" if path.is_dir() else path
     if path.is_file() and path.suffix != ".toml":
         raise ConfigError("{path} is no run file", path=path, hint="of a text: cuadrilla train {path}")
@@ -81,7 +78,7 @@ def read_run_file(path: Path, *, sets: Sequence[str] = (), processes: bool = Fal
     except UnicodeDecodeError as error:
         template = "{path} is not UTF-8 text (byte {byte})"
         raise ConfigError(template, path=path, byte=error.start, hint="save it as UTF-8") from error
-    return resolve(text, sets=sets, name=str(path), processes=processes)
+    return resolve(text, sets=sets, name=str(path))
 
 
 def has_begun(run: RunDir) -> bool:
@@ -120,13 +117,7 @@ def read_run_config(run: RunDir) -> Config:
         ) from error
 
 
-def resolve(
-    text: str,
-    *,
-    sets: Sequence[str] = (),
-    name: str = "run.toml",
-    processes: bool = False,
-) -> Resolved:
+def resolve(text: str, *, sets: Sequence[str] = (), name: str = "run.toml") -> Resolved:
     """Check TOML text with `--set` values; see `read_run_file`."""
     values = parse_toml(text, name=name)
     origins = {key: "file" for key in leaves(values)}
@@ -135,10 +126,6 @@ def resolve(
     for key, value in parsed:
         _assign(values, key, value)
         origins[".".join(key)] = "--set"
-    engine = values.setdefault("engine", {}) if processes else None
-    if isinstance(engine, dict) and engine.get("kind", "local") == "local":
-        engine["kind"] = "crew"
-        origins["engine.kind"] = "command"
     for section in VARIANTS:
         if isinstance(values.get(section), dict):
             values[section].setdefault("kind", Config.model_fields[section].default.kind)

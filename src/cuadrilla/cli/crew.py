@@ -82,8 +82,8 @@ def up(
 ) -> None:
     """Coordinate a crew on this machine and train; prints what to type on the other machines."""
     listens = listening_address(listen)
-    chosen = [f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
-    resolved = read_run_file(run, sets=[*(sets or []), *chosen], processes=True)
+    chosen = ['engine.kind="crew"', f'engine.listen="{listens}"', *([f'engine.devices="{devices}"'] if devices else [])]
+    resolved = read_run_file(run, sets=[*(sets or []), *chosen])
     assert isinstance(resolved.config.engine, CrewEngine)
     folder = folder_of(run)
     dialled = str(Address.parse(address, port=listens.port)) if address else ""

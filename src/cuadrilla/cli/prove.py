@@ -32,7 +32,7 @@ def prove(
 
     Trains in temporary folders; the run's own is not touched. Exit code 0: the same bits; 7: not.
     """
-    read = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")], processes=True)
+    read = read_run_file(run, sets=[*(sets or []), *practice_sets(crew, option="--crew")])
     folder = folder_of(run)
     config, _ = decide(read.config, folder)
     if config.train.batch_sequences // config.train.unit_sequences < 2:

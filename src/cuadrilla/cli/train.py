@@ -128,7 +128,7 @@ def train(
         show_config(run if what or run.exists() else None, sets or [])
         return
     more = [*(practice_sets(practice) if practice else []), *as_sets(settings)]
-    resolved = read_run_file(run, sets=[*(sets or []), *more], processes=bool(practice))
+    resolved = read_run_file(run, sets=[*(sets or []), *more])
     folder = folder_of(run)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
@@ -200,7 +200,7 @@ def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
         hint = 'write it as "1.0,0.5,0.25@100mbit+20ms"'
         raise ConfigError(template, option=option, text=text, speeds=speeds, hint=hint)
     workers = [float(speed) for speed in speeds.split(",")]
-    return [f"engine.workers={workers}", f'engine.link="{link.strip()}"']
+    return ['engine.kind="crew"', f"engine.workers={workers}", f'engine.link="{link.strip()}"']
 
 
 def train_and_show(
