@@ -31,7 +31,7 @@ def test_the_part_that_a_worker_had_done_goes_with_it(tmp_path: Path) -> None:
     hello = Hello(speed_hint=1.0)
     for message in (hello, Progress(micro_steps=1, part=0.5), Goodbye(reason="it ends"), hello):
         runtime.receive("a", message)
-    runtime.tick()
+    runtime.receive("b", Progress(micro_steps=1))
     context.store.close()
     assert parts.found == [0.5]
 

@@ -142,16 +142,14 @@ class CoordinatorRuntime:
 
     def receive(self, worker: str, message: ToCoordinator) -> None:
         """Handle a message of the worker in this thread. Raises the error that makes the run fail."""
-        with self._failing_together(raises=True):
-            self._stop_if_asked()
-            self._handle(self._event_of(worker, message))
-            if isinstance(message, Progress):
-                self._show_progress()
+        self.deliver(worker, message)
+        self.work_off()
+        if self.failure is not None:
+            raise self.failure
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
-        """Like `receive`, for transports to other threads and processes: it returns at once, and an error goes to
-        `failure`. A heartbeat may wait for a merge, so its time of arrival goes with it. For a worker that died, its
-        transport delivers a Goodbye.
+        """Put a message into the inbox. A heartbeat may wait there for a merge, so its time of arrival goes with it.
+        For a worker that died, its transport delivers a Goodbye.
         """
         if not isinstance(message, NodeReport):
             self._sessions[worker] += isinstance(message, Hello | Goodbye)
@@ -174,7 +172,7 @@ class CoordinatorRuntime:
         return self.result()
 
     def work_off(self) -> None:
-        """Handle the inbox until it is empty: what arrived during a merge counts before the next tick."""
+        """Handle the inbox until it is empty. An error that makes the run fail goes to `failure`."""
         while not self._inbox.empty():
             self._inbox.get()()
 
@@ -184,12 +182,13 @@ class CoordinatorRuntime:
         with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: before that, another step may be made
             self._perform(self._decide(worker, message, arrived if isinstance(message, Progress) else self.clock()))
+            if isinstance(message, Progress):
+                self._show_progress()
 
     def tick(self) -> None:
         """Let the state machine know the time. Called a few times a second, so that silent workers are noticed."""
-        self.work_off()
+        self.work_off()  # what arrived during a merge counts before this tick
         with self._failing_together():
-            self._show_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
 
@@ -448,13 +447,11 @@ class CoordinatorRuntime:
         )
 
     @contextmanager
-    def _failing_together(self, *, raises: bool = False) -> Iterator[None]:
+    def _failing_together(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # `failure` is raised by the thread that waits for the end
             self.fail(error)
-            if raises:
-                raise
 
     def fail(self, error: BaseException) -> None:
         """Remember the first error and stop all workers."""
