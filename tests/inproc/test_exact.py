@@ -18,7 +18,7 @@ from cuadrilla.sync.exact import ExactWorker
 from cuadrilla.sync.merge import Merger
 from cuadrilla.sync.strategy import Sums
 from cuadrilla.train.checkpoint import list_checkpoints
-from cuadrilla.train.precision import INITIAL_FP16_SCALE, Precision
+from cuadrilla.train.precision import Precision
 from tests.faults import Script, play
 from tests.runs import UNEQUAL, execute, final, final_sha256, metrics, relative_difference, workers
 from tests.sessions import FP32, SOME_LEASE, ConstantGradient, answer, answer_of, recipe_of, worker_half
@@ -162,7 +162,7 @@ def test_an_overflow_in_half_precision_is_computed_again_and_never_sent() -> Non
     """Its gradients overflow fp16 at the first loss scales. Besides, no weight changes."""
     task = Rescaled(1000)
     weights = dict(task.model().named_parameters())
-    half = Precision(dtype=torch.float16, reason="test", loss_scale=INITIAL_FP16_SCALE)
+    half = Precision(dtype=torch.float16, reason="test")
     lease = replace(SOME_LEASE, units=(0, 1), planned_tokens=24)
     section = TrainSection(batch_sequences=8, unit_sequences=4)
     said, passes = [], []

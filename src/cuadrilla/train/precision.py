@@ -28,13 +28,15 @@ MAX_LONG_WIDTH = 512
 """Width up to which a model has passes of LONG_PASS_TOKENS: those of wider models take long anyway."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Precision:
-    """`loss_scale` is 1 except for fp16, where it starts high and is halved on overflow."""
-
     dtype: torch.dtype
     reason: str
-    loss_scale: float = 1.0
+
+    @property
+    def loss_scale(self) -> float:
+        """1 except for fp16, where it starts high and is halved on overflow."""
+        return INITIAL_FP16_SCALE if self.dtype == torch.float16 else 1.0
 
     def apply(self, model: nn.Module) -> None:
         """Models that know `compute_dtype` (ours) cast by themselves; all others run under autocast."""
@@ -72,39 +74,34 @@ def choose_precision(requested: str, *, device: torch.device) -> Precision:
     if requested != "auto":
         if requested == "fp16" and device.type == "cpu":
             raise DeviceError("fp16 is not useful on a CPU", hint="use auto, bf16 or fp32")
-        return _precision(ASKED[requested], Message("asked for"))
+        return Precision(ASKED[requested], Message("asked for"))
     match device.type:
         case "cuda":
             return choose_for_cuda(torch.cuda.get_device_capability(device))
         case "cpu":
             return choose_for_cpu(cpu_flags())
         case "xpu":
-            return _precision(torch.bfloat16, "XPU")
-    return _precision(torch.float32, Message("{device}: bf16 is no faster there", device=device.type))
-
-
-def _precision(dtype: torch.dtype, reason: str) -> Precision:
-    scale = INITIAL_FP16_SCALE if dtype == torch.float16 else 1.0
-    return Precision(dtype=dtype, reason=reason, loss_scale=scale)
+            return Precision(torch.bfloat16, "XPU")
+    return Precision(torch.float32, Message("{device}: bf16 is no faster there", device=device.type))
 
 
 def choose_for_cuda(capability: tuple[int, int]) -> Precision:
     """bf16 where the tensor cores have it, fp16 where half precision is fast at all."""
     name = Message("CUDA, compute capability {major}.{minor}", major=capability[0], minor=capability[1])
     if capability >= BF16_CUDA_CAPABILITY:
-        return _precision(torch.bfloat16, name)
+        return Precision(torch.bfloat16, name)
     if capability >= FP16_CUDA_CAPABILITY:
-        return _precision(torch.float16, Message("{device}: no bf16", device=name))
-    return _precision(torch.float32, Message("{device}: no fast half precision", device=name))
+        return Precision(torch.float16, Message("{device}: no bf16", device=name))
+    return Precision(torch.float32, Message("{device}: no fast half precision", device=name))
 
 
 def choose_for_cpu(instruction_sets: Collection[str]) -> Precision:
     """bf16 only where the processor multiplies it natively; emulated it is slower than fp32."""
     if "amx_bf16" in instruction_sets:
-        return _precision(torch.bfloat16, Message("CPU with AMX"))
+        return Precision(torch.bfloat16, Message("CPU with AMX"))
     if "avx512_bf16" in instruction_sets:
-        return _precision(torch.bfloat16, Message("CPU with AVX512-BF16"))
-    return _precision(torch.float32, Message("CPU without native bf16"))
+        return Precision(torch.bfloat16, Message("CPU with AVX512-BF16"))
+    return Precision(torch.float32, Message("CPU without native bf16"))
 
 
 def set_up_kernels(model: nn.Module, *, device: torch.device, dtype: torch.dtype, strict: bool) -> int:
