@@ -64,8 +64,7 @@ def save_checkpoint(
             _write_files(temporary, model=model, optimizer=optimizer, state=state)
             _put(temporary, target)
         finally:
-            if temporary.exists():
-                shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -88,20 +87,16 @@ def find_newest(folder: Path, *, set_aside: bool = False) -> Path | None:
     `set_aside`: rename the newer ones, which do not verify. They are not listed any more; their files stay. Only the
     run's writer does this. Raises ResourceError.
     """
-    candidates, tried = list_checkpoints(folder), None
     problems: dict[Path, str] = {}
-    while candidates != tried:
-        problems = {}
-        for path in reversed(candidates):
-            try:
-                verify_checkpoint(path)
-            except CheckpointError as error:
-                problems[path] = error.message
-                log.warning("%s; trying the one before", error.message)
-                continue
+    while untried := [path for path in list_checkpoints(folder) if path not in problems]:
+        try:
+            newest = verify_checkpoint(untried[-1])
+        except CheckpointError as error:
+            problems[untried[-1]] = error.message
+            log.warning("%s; trying the one before", error.message)
+        else:
             _set_aside(problems if set_aside else ())
-            return path
-        candidates, tried = list_checkpoints(folder), candidates
+            return newest
     if problems:
         raise CheckpointError(
             "none of the {checkpoints} checkpoints in {folder} can be used: {reason}",
