@@ -49,9 +49,8 @@ from cuadrilla.train.store import Store
 FREE_ON_RESUME = ("alarm.", "tune.", "checkpoint.", "evaluate.", "sample.", "engine.", "guard.", "train.device",
                   "train.threads", "train.compile", "train.pass_sequences", "data.folder", "task.path",
                   "task.data", "model.gradient_checkpointing")  # fmt: skip
-ALLOWED_ON_RESUME = ("optim.", "schedule.", "train.clip_norm", "train.tokens", "train.epochs", "train.steps",
-                     "train.precision")  # fmt: skip
-NEVER_ON_RESUME = ("optim.kind",)  # it decides what the optimizer's state holds
+ALLOWED_ON_RESUME = ("optim.lr", "optim.adamw_lr", "optim.momentum", "optim.beta", "optim.weight_decay", "schedule.",
+                     "train.clip_norm", "train.tokens", "train.epochs", "train.steps", "train.precision")  # fmt: skip
 EVALUATIONS_PER_RUN = 10
 
 log = logging.getLogger(__name__)
@@ -355,7 +354,7 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], *, allow_chan
     """
     pairs = differences(old["config"], new["config"])
     changed = {key: pair for key, pair in pairs.items() if not key.startswith(FREE_ON_RESUME)}
-    can_change = all(key not in NEVER_ON_RESUME and key.startswith(ALLOWED_ON_RESUME) for key in changed)
+    can_change = all(key.startswith(ALLOWED_ON_RESUME) for key in changed)
     if changed and not (can_change and allow_changes):
         raise ConfigError(
             "changed since this run began: {changes}",
