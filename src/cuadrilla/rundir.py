@@ -29,7 +29,6 @@ from safetensors import SafetensorError
 from cuadrilla.errors import ConfigError, ResourceError
 from cuadrilla.messages import Message
 
-SCHEMA = 1
 LOCK_SECONDS = 0.5  # a monitor holds the lock for an instant when it tests it (`is_held`)
 MAX_KEPT = 4 * 2**20  # characters that wait in memory for a full disk
 
@@ -138,9 +137,8 @@ def write_atomic(path: Path, data: str | bytes | Iterable[bytes | memoryview], *
 
 
 def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
-    """Write `value` with its schema number, atomically. Raises ResourceError."""
-    raw = json.dumps({"schema": SCHEMA, **value}, indent=1, ensure_ascii=False) + "\n"
-    write_atomic(path, raw, private=private)
+    """Raises ResourceError."""
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", private=private)
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:

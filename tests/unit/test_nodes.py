@@ -26,7 +26,7 @@ def test_who_has_a_token_is_known_until_it_is_removed(tmp_path: Path, nodes: All
     assert "ana, luis" in refused(lambda: nodes.remove("eva")).hint
     of_another_process.remove("luis")
     assert [nodes.name_of(token) for token in (ana, luis, "", ana[:-1])] == ["ana", None, None, None]
-    assert json.loads(path.read_text()) == {"schema": 1, "nodes": {"ana": hashlib.sha256(ana.encode()).hexdigest()}}
+    assert json.loads(path.read_text()) == {"nodes": {"ana": hashlib.sha256(ana.encode()).hexdigest()}}
     assert {file.name for file in path.parent.glob("*nodes*")} == {"nodes.json"}
 
 
