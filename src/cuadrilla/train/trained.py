@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cuadrilla.config import Config, LanguageTaskSection
 from cuadrilla.data.folder import TOKENIZER, read_manifest
@@ -26,7 +26,7 @@ from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, copy_into, model_tensors
 from cuadrilla.train.evaluate import evaluate, evaluate_texts
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
-from cuadrilla.train.setup import load_initial, make_model, make_task
+from cuadrilla.train.setup import make_model, make_task
 
 USUAL_SAMPLING = Sampling(temperature=0.8, max_tokens=200)
 
@@ -55,13 +55,8 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     config = read_run_config(run)
     task = make_task(config, run.path)
     step = choose_step(run, newest=newest)
-    model = make_model(task, seed=config.run.seed)
-    if step.path is not None:
-        copy_into(model_tensors(model), read_tensors(step.path / WEIGHTS), path=step.path)
-    elif config.model.init:
-        load_initial(model, run.path / config.model.init, task=task)
-    else:
-        raise _untrained(run)
+    model, (path, weights) = make_model(task, seed=config.run.seed), _weights(run, config, step)
+    copy_into(model_tensors(model), weights, path=path)
     chosen = choose_device(device)
     arithmetic = _precision(config.train.precision, device=chosen)
     arithmetic.apply(model)
@@ -159,16 +154,11 @@ def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageMod
     path = kept[0] if kept else data / TOKENIZER
     tokenizer = Tokenizer.load(path, sha256=None if kept else read_manifest(data).tokenizer_sha256)
     step = choose_step(run, newest=newest)
-    if step.path is not None:
-        with torch.device("meta"):
-            model = GPT2(shape_of(config.model, tokens=tokenizer.vocab_size))
-        found = read_tensors(step.path / WEIGHTS)
-        check_shapes(model.state_dict(), found, path=step.path)
-        model.load_state_dict(found, assign=True)
-    elif config.model.init:
-        model = load_hf(init)
-    else:
-        raise _untrained(run)
+    with torch.device("meta"):
+        model = GPT2(shape_of(config.model, tokens=tokenizer.vocab_size))
+    origin, weights = _weights(run, config, step)
+    check_shapes(model.state_dict(), weights, path=origin)
+    model.load_state_dict(weights, assign=True)
     return LanguageModel(
         model=model,
         tokenizer=tokenizer,
@@ -181,8 +171,14 @@ def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageMod
     )
 
 
-def _untrained(run: RunDir) -> CheckpointError:
-    return CheckpointError(
+def _weights(run: RunDir, config: Config, step: Step) -> tuple[Path, dict[str, Tensor]]:
+    """The weights of a step, or those that an untrained run begins with, and their folder. Raises CheckpointError."""
+    if step.path is not None:
+        return step.path, read_tensors(step.path / WEIGHTS)
+    if config.model.init:
+        init = run.path / config.model.init
+        return init, load_hf(init).state_dict()
+    raise CheckpointError(
         "{path} has no checkpoint yet",
         path=run.path,
         hint="train it: cuadrilla train {run_file}",
