@@ -113,6 +113,21 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise ResourceError("cannot write {path}: {reason}", path=path, reason=reason, hint=hint) from error
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`. In the end the file written there replaces `path`. Raises ResourceError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    with storage_errors(path):
+        try:
+            temporary.unlink(missing_ok=True)  # left by a killed process: in containers pids repeat
+            yield temporary
+            os.replace(temporary, path)
+            fsync_folder(path.parent)
+        finally:
+            with suppress(OSError):  # the error before this one is reported
+                temporary.unlink()
+
+
 def write_atomic(path: Path, data: str | bytes | Iterable[bytes | memoryview], *, private: bool = False) -> None:
     """Replace a whole file: it holds the old content or the new, never a part. Raises ResourceError.
 
@@ -120,20 +135,10 @@ def write_atomic(path: Path, data: str | bytes | Iterable[bytes | memoryview], *
     afterwards would come too late.
     """
     raw = data.encode() if isinstance(data, str) else data
-    parts = [raw] if isinstance(raw, bytes) else raw
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    with storage_errors(path):
-        try:
-            temporary.unlink(missing_ok=True)  # left by a killed process: in containers pids repeat
-            with open(temporary, "xb", opener=open_private if private else None) as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            fsync_folder(path.parent)
-        finally:
-            with suppress(OSError):  # the error before this one is reported
-                temporary.unlink()
+    with replacing(path) as temporary, open(temporary, "xb", opener=open_private if private else None) as file:
+        file.writelines([raw] if isinstance(raw, bytes) else raw)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: dict[str, Any], *, private: bool = False) -> None:

@@ -18,7 +18,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, DataError, EnvironmentProblem
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
 from cuadrilla.model.hf import require_rows
-from cuadrilla.model.weights import replacing
+from cuadrilla.rundir import replacing, storage_errors
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -49,6 +49,8 @@ def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, abo
     if config.exact_gelu:
         raise CheckpointError("GGUF cannot express this model: it has exact GELU", hint=HINT)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.layers)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GPT2])
         _describe(writer, config, about)

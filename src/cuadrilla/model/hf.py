@@ -25,8 +25,8 @@ from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import CheckpointError, DataError
 from cuadrilla.messages import Message
 from cuadrilla.model.gpt2 import GPT2, INNER, LAYER_NORM_EPSILON, GPT2Config
-from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors, replacing
-from cuadrilla.rundir import write_atomic
+from cuadrilla.model.weights import NAME_FOLDER, PICKLES, WEIGHTS, read_pickled, read_tensors
+from cuadrilla.rundir import replacing, storage_errors, write_atomic
 
 FILES = (WEIGHTS, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 PREFIX = "transformer."
@@ -96,6 +96,8 @@ def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) ->
     if tokenizer:
         require_rows(tokenizer.vocab_size, rows=model.config.vocab_size)
     end = tokenizer.end_of_text if tokenizer else None
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
         safetensors.torch.save_file(state_to_hf(model.state_dict()), temporary, metadata={"format": "pt"})
     if tokenizer:

@@ -4,9 +4,6 @@
 reader (`weights_only=True`) builds only tensors and plain values, and refuses every other name.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,7 +15,6 @@ from torch import Tensor
 
 from cuadrilla.errors import CheckpointError
 from cuadrilla.messages import Message
-from cuadrilla.rundir import storage_errors
 
 WEIGHTS = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth")
@@ -59,19 +55,6 @@ def _named_tensors(value: Any) -> dict[str, Tensor]:
     if not found or not all(isinstance(name, str) for name in found):
         raise ValueError("it holds no named tensors")
     return found
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. In the end the file written there replaces `path`. Raises ResourceError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def some(names: list[str]) -> str:
