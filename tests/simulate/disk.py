@@ -217,7 +217,7 @@ def recover(disk: Disk) -> tuple[dict[str, Any], dict[str, Any] | None, int, int
     if not disk.checkpoints:
         return {"version": 0, "tokens": 0}, None, 0, 0
     _, theta, saved = disk.checkpoints[-1]
-    state, guard, after = saved["coordinator"], saved["guard"], saved["journal"]
+    state, guard, after = saved, saved["guard"], saved["journal"]
     for version, (header, total) in sorted(disk.journal.items()):
         if (version - header["steps"], header["after"]) == (state["version"], after):
             theta = mix(theta, total) if header["verdict"] == Verdict.OK.value else theta
@@ -259,22 +259,23 @@ class VirtualStore:
         self.disk.journal[header["version"]], self.after = (header, total), record_crc(header, total)
         self.point()
 
-    def after_commit(self, snapshot: Callable[[], dict[str, Any]], *, version: int, row: object, last: bool) -> None:
+    def after_commit(self, state: Mapping[str, Any], *, row: object, last: bool) -> None:
         del row
-        self.audit.committed(version, self.weights.theta)
+        self.audit.committed(version := state["version"], self.weights.theta)
         if not last and (self.save_now or version % CHECKPOINT_EVERY == 0):
             try:
-                self.save(snapshot, version=version)
+                self.save(state)
             except ResourceError:
                 self.disk.behind |= self.save_now
 
-    def save(self, snapshot: Callable[[], dict[str, Any]], *, version: int) -> None:
+    def save(self, state: Mapping[str, Any]) -> None:
+        version = state["version"]
         if version == self.saved:
             return
         self.point()
         if self.disk.full:
             raise ResourceError("the disk is full")
-        self.disk.checkpoints.append((version, self.weights.theta, {**snapshot(), "journal": self.after}))
+        self.disk.checkpoints.append((version, self.weights.theta, {**state, "journal": self.after}))
         self.disk.behind = False
         self.disk.gaps.difference_update([version])
         self.disk.gaps.update([version] if self.gap else [])
@@ -306,7 +307,7 @@ class VirtualStore:
         except ResourceError as error:
             self.event("alarm", message=error.message)
 
-    def status(self, state: str, *, version: int, row: object) -> None:
+    def status(self, state: str, row: object) -> None:
         """Only monitors read it."""
 
 

@@ -119,8 +119,8 @@ class CoordinatorRuntime:
             steps = self._row.get("steps", 1)
             self._row |= self.observe(version, steps)
             self._log_row(version, self._row)
-            self.store.after_commit(self._snapshot, version=version, row=self._row, last=False)
-        self.store.save(self._snapshot, version=version)
+            self.store.after_commit(self._state(), row=self._row, last=False)
+        self.store.save(self._state())
         self._perform(actions)
 
     @property
@@ -376,7 +376,7 @@ class CoordinatorRuntime:
         self._row |= self.observe(version, steps)
         self._log_row(version, self._row)
         last = version == self._rules.num_steps
-        self.store.after_commit(self._snapshot, version=version, row=self._row, last=last)
+        self.store.after_commit(self._state(), row=self._row, last=last)
         self._since = self.clock()
         before, self._kind = self._kind, self._work.kind
         if self._kind != before and not (before.alone and self._kind.alone):
@@ -397,7 +397,7 @@ class CoordinatorRuntime:
                 steps=self._kind.steps,
             )
         log.log(NOTE, "%s", Message("from step {step} on: {how}", step=version + 1, how=how))
-        self.store.event("rounds", version=version, steps=self._kind.steps, reason=how)
+        self.store.event("rounds", steps=self._kind.steps, reason=how)
 
     def _speed(self, tokens: int) -> dict[str, float]:
         """Rate and duration of a step with this many tokens; it began when the step before was saved and evaluated."""
@@ -424,21 +424,21 @@ class CoordinatorRuntime:
             with self.store.tolerating(sink):
                 sink.log(version, row)
 
-    def _snapshot(self) -> dict[str, Any]:
-        return {"coordinator": self.coordinator.snapshot(), "guard": self.guard.state()}
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors."""
+        return {**self.coordinator.snapshot(), "guard": self.guard.state()}
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self, reason: str, *, complete: bool) -> None:
-        version, tokens = self._work.version, self._work.tokens
-        self.store.save(self._snapshot, version=version)
-        self.store.status("complete" if complete else "stopped", version=version, row=self._row)
-        self.store.event("finished", version=version, complete=complete, reason=reason)
+        self.store.save(self._state())
+        self.store.status("complete" if complete else "stopped", self._row)
+        self.store.event("finished", complete=complete, reason=reason)
         for worker in list(self.coordinator.crew.members):
             self._send(worker, Stop(reason=reason))
         self.outcome = Outcome(  # last: its reader closes the transports, and workers must have their Stop by then
-            version=version,
-            tokens=tokens,
+            version=self._work.version,
+            tokens=self._work.tokens,
             complete=complete,
             interrupted=self._interrupted and not complete,
             reason=reason,

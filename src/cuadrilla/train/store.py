@@ -31,7 +31,6 @@ STATUS_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
-Snapshot = Callable[[], dict[str, Any]]
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's kind and its fields, and returns at once."""
 
@@ -85,12 +84,11 @@ class Store:
         if path is None:
             remove_records(self.run.journal, unwanted=lambda _version: True)
             return None
-        saved = read_object(path / files.STATE)
-        changed = check(saved["identity"])
+        state = read_object(path / files.STATE)
+        changed = check(state["identity"])
         self._load(path)
-        guard.load_state(saved["guard"])
-        state: dict[str, Any] = saved["coordinator"]
-        self._saved_version, self._last_crc = state["version"], saved["journal"]
+        guard.load_state(state["guard"])
+        self._saved_version, self._last_crc = state["version"], state["journal"]
         if changed:
             if next(read_records(self.run.journal, state["version"], after=self._last_crc), None) is not None:
                 raise ConfigError(
@@ -124,7 +122,7 @@ class Store:
             logged = any(row["version"] == state["version"] for row in read_jsonl(self.run.metrics))
             self.unlogged = None if logged else row
             log.info("redid %d steps from the journal of step %d", redone, before)
-            self.event("redone", version=state["version"], steps=redone)
+            self.event("redone", steps=redone)
         return state
 
     # -- while it trains -----------------------------------------------------------------------------------------------
@@ -142,9 +140,9 @@ class Store:
             self._last_crc = append(self.run.journal, header, update, after=self._last_crc)
             self._checkpoint_due = False
 
-    def after_commit(self, snapshot: Snapshot, *, version: int, row: Mapping[str, Any], last: bool) -> None:
+    def after_commit(self, state: Mapping[str, Any], *, row: Mapping[str, Any], last: bool) -> None:
         """Save if a checkpoint is due, and update `status.json`. The end of the run saves the last version."""
-        self._version = version
+        self._version = version = state["version"]
         if "val_loss" in row:
             self.losses[version] = row["val_loss"]
         now = self.clock()
@@ -155,13 +153,14 @@ class Store:
         if not last and (due or self.best == version or self._checkpoint_due):
             self._saved_at = now  # also if the save fails
             with self.tolerating(self.run.checkpoints):
-                self.save(snapshot, version=version)
+                self.save(state)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
-            self.status("running", version=version, row=row)
+            self.status("running", row)
 
-    def save(self, snapshot: Snapshot, *, version: int) -> None:
-        """Write a checkpoint of this version unless it is there already. Raises ResourceError."""
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint with this state, unless its version is saved already. Raises ResourceError."""
+        version = state["version"]
         if version == self._saved_version:
             return
         began = self.clock()
@@ -169,7 +168,7 @@ class Store:
             self.run.checkpoints,
             model=self.tensors,
             optimizer=self.merge.optimizer.state_tensors(),
-            state={"version": version, **snapshot(), "identity": self.identity, "journal": self._last_crc},
+            state={**state, "identity": self.identity, "journal": self._last_crc},
         )
         self._saved_version, self._checkpoint_due = version, False
         self._saved_at = self.clock()
@@ -177,7 +176,7 @@ class Store:
         files.prune_checkpoints(self.run.checkpoints, keep=self.section.keep, protect={self.best})
         newest = files.list_checkpoints(self.run.checkpoints)[-self.section.keep :]  # the best one may be very old
         remove_records(self.run.journal, unwanted=lambda version: version <= files.version_of(newest[0]))
-        self.event("checkpoint", version=version, seconds=round(self._save_seconds, 3))
+        self.event("checkpoint", seconds=round(self._save_seconds, 3))
 
     @property
     def best(self) -> int | None:
@@ -216,14 +215,11 @@ class Store:
         else:
             self._failing.discard(what)
 
-    def status(self, state: str, *, version: int, row: Mapping[str, Any]) -> None:
+    def status(self, state: str, row: Mapping[str, Any]) -> None:
         """Write `status.json`, from which monitors read the run's state."""
         with self.tolerating(self.run.status):
-            write_json(
-                self.run.status,
-                {"state": state, "pid": os.getpid(), "version": version, **finite(row)},
-                private=True,
-            )
+            head = {"state": state, "pid": os.getpid(), "version": self._version}
+            write_json(self.run.status, head | finite(row), private=True)
 
     def close(self) -> None:
         for path, lines in ((self.run.metrics, self._metrics), (self.run.events, self._events)):
