@@ -307,7 +307,7 @@ class VirtualStore:
         except ResourceError as error:
             self.event("alarm", message=error.message)
 
-    def status(self, state: str, row: object) -> None:
+    def status(self, state: str) -> None:
         """Only monitors read it."""
 
 

@@ -432,7 +432,7 @@ class CoordinatorRuntime:
 
     def _finish(self, reason: str, *, complete: bool) -> None:
         self.store.save(self._state())
-        self.store.status("complete" if complete else "stopped", self._row)
+        self.store.status("complete" if complete else "stopped")
         self.store.event("finished", complete=complete, reason=reason)
         for worker in list(self.coordinator.crew.members):
             self._send(worker, Stop(reason=reason))

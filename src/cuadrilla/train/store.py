@@ -156,7 +156,7 @@ class Store:
                 self.save(state)
         if now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
-            self.status("running", row)
+            self.status("running")
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint with this state, unless its version is saved already. Raises ResourceError."""
@@ -215,11 +215,11 @@ class Store:
         else:
             self._failing.discard(what)
 
-    def status(self, state: str, row: Mapping[str, Any]) -> None:
+    def status(self, state: str) -> None:
         """Write `status.json`, from which monitors read the run's state."""
         with self.tolerating(self.run.status):
-            head = {"state": state, "pid": os.getpid(), "version": self._version}
-            write_json(self.run.status, head | finite(row), private=True)
+            status = {"state": state, "pid": os.getpid(), "version": self._version}
+            write_json(self.run.status, status, private=True)
 
     def close(self) -> None:
         for path, lines in ((self.run.metrics, self._metrics), (self.run.events, self._events)):
