@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cuadrilla.config import Config
-from cuadrilla.link.base import Contribution, Lease, Stop, TensorRef, Tensors, ToCoordinator, ToWorker, Version
+from cuadrilla.link.base import Contribution, Hello, Lease, Stop, Tensors, ToCoordinator, Version
+from cuadrilla.link.inproc import InProcLink
 from cuadrilla.plan.predict import Workload
 from cuadrilla.sync.kinds import exact, round_bytes, windows
 from cuadrilla.sync.strategy import Recipe, trainable
@@ -48,10 +49,10 @@ def measure(config: Config, folder: Path) -> Measured:
 def _measure(config: Config, folder: Path) -> Measured:
     equipment = equip(config, make_task(config, folder), strategy=exact())
     model, recipe, device, length = equipment.model, equipment.recipe, equipment.device, equipment.length
-    leases = _Leases(weights=dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
-    equipment.work(leases)
+    coordinator = _Coordinator(dict(equipment.strategy.merge(model, recipe).version(steps=1)), device=device)
+    equipment.work(coordinator.link)
     used = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
-    tokens_per_second = max(leases.rates) * length.unit_tokens  # the first seconds are slower
+    tokens_per_second = max(coordinator.rates) * length.unit_tokens  # the first seconds are slower
     return Measured(
         tokens_per_second=tokens_per_second,
         device=str(device),
@@ -84,38 +85,29 @@ def _step_seconds(model: nn.Module, recipe: Recipe, device: torch.device) -> flo
     return statistics.median(seconds[1:])
 
 
-@dataclass(kw_only=True)
-class _Leases:
-    """A link that acts as coordinator: it sends the weights, a lease of one unit, and then leases of LEASE_SECONDS."""
+class _Coordinator:
+    """Sends the weights to one worker in this process, a lease of one unit, and then leases of LEASE_SECONDS."""
 
-    weights: Tensors
-    device: torch.device
-    units: int = 1
-    first: int = 0
-    began: float = 0.0
-    rates: list[float] = field(default_factory=list)
-    """Units per second of each answered lease."""
+    def __init__(self, weights: Tensors, *, device: torch.device) -> None:
+        self.link, self._weights, self._device = InProcLink(self._receive), weights, device
+        self.rates: list[float] = []
+        """Units per second of each answered lease."""
+        self._units = range(0)
 
-    def next_event(self) -> ToWorker:
-        if not self.began:
-            self.began = time.monotonic()
-            return Version(version=0)
-        if len(self.rates) > NUM_LEASES:
-            return Stop(reason="")
-        units, self.first = range(self.first, self.first + self.units), self.first + self.units
-        self.began = time.monotonic()
-        return Lease(lease_id=1, version=0, units=tuple(units), planned_tokens=1)
+    def _receive(self, message: ToCoordinator) -> None:
+        match message:
+            case Hello():
+                self.link.inbox.put(Version(version=0, parameters=self._weights))
+                self._lease(1)
+            case Contribution():
+                if self._device.type != "cpu":
+                    torch.accelerator.synchronize(self._device)
+                self.rates.append(len(self._units) / (time.monotonic() - self._began))
+                if len(self.rates) > NUM_LEASES:
+                    self.link.inbox.put(Stop(reason=""))
+                else:
+                    self._lease(min(max(1, round(LEASE_SECONDS * self.rates[-1])), LEASE_UNITS))
 
-    def call(self, message: ToCoordinator) -> None:
-        if isinstance(message, Contribution):
-            if self.device.type != "cpu":
-                torch.accelerator.synchronize(self.device)
-            self.rates.append(self.units / (time.monotonic() - self.began))
-            self.units = min(max(1, round(LEASE_SECONDS * self.rates[-1])), LEASE_UNITS)
-
-    def interrupted(self) -> bool:
-        return False
-
-    def download(self, ref: TensorRef) -> Tensors:
-        del ref
-        return self.weights
+    def _lease(self, number: int) -> None:
+        self._units, self._began = range(self._units.stop, self._units.stop + number), time.monotonic()
+        self.link.inbox.put(Lease(lease_id=1, version=0, units=tuple(self._units), planned_tokens=1))
