@@ -45,7 +45,6 @@ def train(
     # -- set up --------------------------------------------------------------------------------------------------------
     section, device, precision = worker.train, worker.device, worker.precision
     loader = UnitLoader(task.data("train"), seed=worker.run.seed, unit_sequences=section.unit_sequences, device=device)
-    precision.apply(model)
     model.train()
     loss_scale = precision.loss_scale
     pass_limit = section.unit_sequences if sync.one_unit_per_micro_step else max_pass_sequences(task, worker)
@@ -77,7 +76,7 @@ def train(
                 batch = loader.batch(indices[first : first + count])
                 unit = lease.units[first // section.unit_sequences]
                 worker.seed_pass(unit, first)
-                add_loss(sums, *micro_step(task, model, batch, worker, scale=loss_scale / lease.planned_tokens))
+                micro_step(task, model, batch, worker, sums=sums, scale=loss_scale / lease.planned_tokens)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -121,14 +120,19 @@ def train(
 
 
 def micro_step(
-    task: Task, model: nn.Module, batch: Mapping[str, Tensor], worker: "WorkerSettings", *, scale: float
-) -> tuple[Tensor, int]:
-    """Run one pass forward and backward; return its summed loss and its tokens. As the loss is local to this function,
-    the activations of a pass that failed are freed."""
+    task: Task, model: nn.Module, batch: Mapping[str, Tensor], worker: "WorkerSettings", *, sums: Sums, scale: float
+) -> None:
+    """Run one pass forward and backward. Add its tokens to the sums, and its loss, rounded to a multiple of 2^-24; a
+    non-finite one makes them invalid. As the loss is local to this function, a failed pass frees its activations."""
     with worker.precision.around(model, worker.device):
         loss, tokens = loss_of(task, model, batch)
     torch.autograd.backward([loss * scale])
-    return loss, tokens
+    value = float(loss.detach())
+    sums.tokens += tokens
+    if math.isfinite(value):
+        sums.loss += round(value * LOSS_RESOLUTION) / LOSS_RESOLUTION
+    else:
+        sums.valid = False
 
 
 def max_pass_sequences(task: Task, worker: "WorkerSettings") -> int:
@@ -158,16 +162,6 @@ class WorkerSettings:
         key = (self.run.seed * 1_000_003 + unit) * 1_000_003 + first % self.train.unit_sequences
         seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         seed(key % 2**63)  # torch.manual_seed visits absent accelerators: 255 µs of a strict pass of 3 ms
-
-
-def add_loss(sums: Sums, loss: Tensor, tokens: int) -> None:
-    """Add a pass's summed loss, rounded to a multiple of 2^-24; a non-finite one makes the sums invalid."""
-    value = float(loss.detach())
-    sums.tokens += tokens
-    if math.isfinite(value):
-        sums.loss += round(value * LOSS_RESOLUTION) / LOSS_RESOLUTION
-    else:
-        sums.valid = False
 
 
 def unscale(sync: ExactWorker, loss_scale: float) -> bool:
