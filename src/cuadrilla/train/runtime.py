@@ -113,13 +113,9 @@ class CoordinatorRuntime:
         """
         self._send = send
         actions, self._kind = self.coordinator.start(), self._work.kind
-        version = self.coordinator.version
         if self.store.unlogged is not None:
-            self._row = {**self.store.unlogged, **self._speed(0)}
-            steps = self._row.get("steps", 1)
-            self._row |= self.observe(version, steps)
-            self._log_row(version, self._row)
-            self.store.after_commit(self._state(), row=self._row, last=False)
+            self._row = dict(self.store.unlogged)
+            self._log_step(self.coordinator.version, tokens=0)
         self.store.save(self._state())
         self._perform(actions)
 
@@ -371,13 +367,8 @@ class CoordinatorRuntime:
     # -- a version is committed: evaluate, log, save -------------------------------------------------------------------
 
     def _commit(self, action: events.Commit) -> None:
-        version, steps = action.merge.version, action.merge.steps
-        self._row |= self._speed(action.merge.tokens)
-        self._row |= self.observe(version, steps)
-        self._log_row(version, self._row)
-        last = version == self._rules.num_steps
-        self.store.after_commit(self._state(), row=self._row, last=last)
-        self._since = self.clock()
+        version = action.merge.version
+        self._log_step(version, tokens=action.merge.tokens)
         before, self._kind = self._kind, self._work.kind
         if self._kind != before and not (before.alone and self._kind.alone):
             self._report_rounds(version)
@@ -399,10 +390,19 @@ class CoordinatorRuntime:
         log.log(NOTE, "%s", Message("from step {step} on: {how}", step=version + 1, how=how))
         self.store.event("rounds", steps=self._kind.steps, reason=how)
 
-    def _speed(self, tokens: int) -> dict[str, float]:
-        """Rate and duration of a step with this many tokens; it began when the step before was saved and evaluated."""
+    def _log_step(self, version: int, *, tokens: int) -> None:
+        """Evaluate, log the row of a step with this many tokens, and save, as far as they are due. The step began when
+        the step before was saved and evaluated.
+        """
         seconds = max(self.clock() - self._since, 1e-9)
-        return {"tokens_per_second": tokens / seconds, "seconds": seconds}
+        self._row |= {"tokens_per_second": tokens / seconds, "seconds": seconds}
+        self._row |= self.observe(version, self._row.get("steps", 1))
+        self.store.log(version, self._row)
+        for sink in self.sinks:
+            with self.store.tolerating(sink):
+                sink.log(version, self._row)
+        self.store.after_commit(self._state(), row=self._row, last=version == self._rules.num_steps)
+        self._since = self.clock()
 
     def _why_stop(self, version: int) -> str:
         """Reason to stop at this version; "" to go on."""
@@ -417,12 +417,6 @@ class CoordinatorRuntime:
             step=best,
             evaluations=since,
         )
-
-    def _log_row(self, version: int, row: Mapping[str, Any]) -> None:
-        self.store.log(version, row)
-        for sink in self.sinks:
-            with self.store.tolerating(sink):
-                sink.log(version, row)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds besides tensors."""
