@@ -189,9 +189,7 @@ def verify_checkpoint(path: Path) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first; not verified."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if CHECKPOINT_NAME.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    found = [path.parent for path in folder.glob(f"v*/{MANIFEST}") if CHECKPOINT_NAME.fullmatch(path.parent.name)]
     return sorted(found, key=version_of)
 
 
