@@ -79,7 +79,9 @@ class LanguageTask:
         return Tokenizer.load(self.folder / TOKENIZER, sha256=self.manifest.tokenizer_sha256)
 
     def model(self) -> GPT2:
-        return GPT2(shape_of(self._section, tokens=self.manifest.vocab_size))
+        model = GPT2(shape_of(self._section, tokens=self.manifest.vocab_size))
+        model.recompute = self._section.gradient_checkpointing
+        return model
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         """Sum of the cross-entropies in nats, and the number of predicted tokens. Every target counts."""

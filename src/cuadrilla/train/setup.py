@@ -137,9 +137,6 @@ def equip(
     """The parts with initial weights. `device` "": as the run says. Raises DeviceError, DataError, TaskError."""
     place = choose_device(device or config.train.device)
     model, precision = make_model(task, seed=config.run.seed), choose_precision(config.train.precision, device=place)
-    if config.model.gradient_checkpointing:
-        assert isinstance(model, GPT2)
-        model.recompute = True
     precision.apply(model)
     length = measure_length(config, task)
     recipe = make_recipe(config, task=task, length=length, precision=precision)
