@@ -75,8 +75,8 @@ def main() -> None:
         model = {"model.preset": given.size, "model.vocab": vocab, "model.context": context}
         length = {"train.steps": given.steps, "train.batch_sequences": batch, "train.unit_sequences": batch}
         as_usual = {"train.threads": given.threads, "train.precision": "auto", "checkpoint.every_seconds": 0}
-        evaluate = {"data.folder": "data", "evaluate.sequences": 1}
-        config = configure(run_text(model | length | as_usual | evaluate))
+        rest = {"data.folder": "data", "evaluate.sequences": 1, "sync.kind": "exact"}
+        config = configure(run_text(model | length | as_usual | rest))
         run_local(assemble(config, RunDir(folder), task=make_task(config, folder), sinks=[turns]))
     ours, theirs = turns.ours[2:], turns.theirs[2:]
     tokens = batch * context

@@ -20,9 +20,8 @@ from cuadrilla.train.sinks import Sink
 from tests.transports import WrapLink, run_through
 
 RUN_FILE = """
-[task]
-kind = "file"
-path = "task.py:task"
+sync.kind = "exact"
+task = {kind = "file", path = "task.py:task"}
 [train]
 steps = 8
 batch_sequences = 72

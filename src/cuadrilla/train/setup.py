@@ -25,7 +25,6 @@ from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
 from cuadrilla.model.language import not_training
 from cuadrilla.model.task import Task, load_task, loss_of
-from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
 from cuadrilla.sync.coordinator import Coordinator
@@ -228,11 +227,10 @@ def assemble(
 ) -> RunContext:
     """Build the coordinator's side of a run and bring it back from its checkpoints if it has any.
 
-    `strategy` replaces the one that `sync.kind` names. `stop_at`: checkpoint and stop at this step (0: at the end).
-    `clock` returns seconds; it decides when a silent worker is lost, and when a checkpoint is due.
-    Raises CheckpointError, ConfigError, ResourceError.
+    `config` has no gaps (`plan/decide.py`). `strategy` replaces the one that `sync.kind` names. `stop_at`: checkpoint
+    and stop at this step (0: at the end). `clock` returns seconds; it decides when a silent worker is lost, and when a
+    checkpoint is due. Raises CheckpointError, ConfigError, ResourceError.
     """
-    config, _ = decide(config, run)
     equipment = equip(config, task, strategy=strategy)
     model, length = equipment.model, equipment.length
     if config.model.init and not list_checkpoints(run.checkpoints):
