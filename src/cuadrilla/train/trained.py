@@ -149,8 +149,7 @@ def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageMod
         hint = "name a run with task.kind = language"
         raise ConfigError("{path} is not a language model", path=run.path, hint=hint)
     init, data = run.path / config.model.init, run.path / config.data.folder
-    brought = [init / TOKENIZER] if config.model.init else []
-    kept = [path for path in (*brought, run.tokenizer) if path.is_file()]
+    kept = [path for path in (init / TOKENIZER, run.tokenizer) if path.is_file()]
     path = kept[0] if kept else data / TOKENIZER
     tokenizer = Tokenizer.load(path, sha256=None if kept else read_manifest(data).tokenizer_sha256)
     step = choose_step(run, newest=newest)
