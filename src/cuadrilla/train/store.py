@@ -143,14 +143,14 @@ class Store:
     def after_commit(self, state: Mapping[str, Any], *, row: Mapping[str, Any], last: bool) -> None:
         """Save if a checkpoint is due, and update `status.json`. The end of the run saves the last version."""
         self._version = version = state["version"]
-        if "val_loss" in row:
+        if measured := "val_loss" in row:
             self.losses[version] = row["val_loss"]
         now = self.clock()
         interval = max(self.section.every_seconds, self._save_seconds / MAX_SAVE_OVERHEAD)
         due = bool(self.section.every_seconds) and now - self._saved_at >= interval
         every, before = self.section.every_steps, version - row.get("steps", 1)
         due = due or (bool(every) and version // every > before // every)
-        if not last and (due or self.best == version or self._checkpoint_due):
+        if not last and (due or (measured and self.best == version) or self._checkpoint_due):
             self._saved_at = now  # also if the save fails
             with self.tolerating(self.run.checkpoints):
                 self.save(state)
