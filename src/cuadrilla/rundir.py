@@ -172,19 +172,17 @@ def append_lines(path: Path, text: str) -> int:
 
 
 class KeptLines:
-    """Appends lines to a file. Lines refused by a full disk are kept, and written with the next one. Thread-safe."""
+    """Appends lines to a file. Lines refused by a full disk are kept, and written with the next one."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._kept = path, ""
-        self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
         """Raises ResourceError. The line is then kept for the next write, if `MAX_KEPT` allows it."""
-        with self._lock:
-            if len(self._kept) + len(line) <= MAX_KEPT:
-                self._kept += line
-            append_lines(self._path, self._kept)
-            self._kept = ""
+        if len(self._kept) + len(line) <= MAX_KEPT:
+            self._kept += line
+        append_lines(self._path, self._kept)
+        self._kept = ""
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
