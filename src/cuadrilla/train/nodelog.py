@@ -6,7 +6,6 @@ machine's facts. On a full disk rows are lost, but the run goes on: the run itse
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,12 +22,11 @@ LINK = ("waiting_part", "sent_bytes_per_second", "received_bytes_per_second", "r
 
 
 class NodeLogs:
-    """The machines of one run. Used by any thread; raises nothing."""
+    """The machines of one run. Each is reported by one thread at a time. Raises nothing."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._clock = clock
-        self._lock = threading.Lock()
         self._facts: dict[str, Mapping[str, str]] = {}
 
     def report(self, worker: str, report: NodeReport) -> None:
@@ -39,7 +37,7 @@ class NodeLogs:
         if report.dropped:
             rows.append({"kind": "cut", "lines": report.dropped})
         now, path = round(self._clock(), DIGITS), self._folder / node_file(worker)
-        with self._lock, suppress(ResourceError):
+        with suppress(ResourceError):
             known = self._facts[worker] = dict(report.facts) or self._facts.get(worker, {})
             hello = [{"kind": "hello", "facts": known}] if report.facts or not path.exists() else []
             text = "".join(json.dumps({"time": now, **row}, ensure_ascii=False) + "\n" for row in [*hello, *rows])
