@@ -31,7 +31,7 @@ from cuadrilla.sync.coordinator import Coordinator
 from cuadrilla.sync.kinds import Strategy, make_strategy
 from cuadrilla.sync.membership import Rules
 from cuadrilla.sync.strategy import Recipe, trainable
-from cuadrilla.train.checkpoint import check_shapes, list_checkpoints, model_tensors
+from cuadrilla.train.checkpoint import copy_into, list_checkpoints, model_tensors
 from cuadrilla.train.evaluate import evaluate, sample
 from cuadrilla.train.fingerprint import code_fingerprint
 from cuadrilla.train.guard import Guard
@@ -174,10 +174,8 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
 
     Raises CheckpointError for weights of another model, DataError for another tokenizer.
     """
-    assert isinstance(model, GPT2)
     assert isinstance(task, language.LanguageTask)
-    found = load_hf(folder).state_dict()
-    check_shapes(model.state_dict(), found, path=folder)
+    copy_into(model_tensors(model), load_hf(folder).state_dict(), path=folder)
     tokenizer = folder / TOKENIZER
     if tokenizer.is_file() and file_sha256(tokenizer) != task.manifest.tokenizer_sha256:
         raise DataError(
@@ -188,7 +186,6 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
             out=typed(task.folder),
             tokenizer=typed(tokenizer),
         )
-    model.load_state_dict(found)
 
 
 def measure_length(config: Config, task: Task) -> Length:
