@@ -20,10 +20,9 @@ from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
-from cuadrilla.model import language
 from cuadrilla.model.gpt2 import GPT2
 from cuadrilla.model.hf import load_hf
-from cuadrilla.model.language import not_training
+from cuadrilla.model.language import LanguageTask, not_training
 from cuadrilla.model.task import Task, load_task, loss_of
 from cuadrilla.rundir import RunDir, file_sha256, typed, write_atomic
 from cuadrilla.runfile import differences, dump
@@ -158,7 +157,7 @@ def make_task(config: Config, folder: Path) -> Task:
     match config.task:
         case LanguageTaskSection():
             teachers = [RunDir(folder).teachers / str(number) for number in range(len(config.train.teacher))]
-            return language.LanguageTask(folder / config.data.folder, model=config.model, teachers=teachers)
+            return LanguageTask(folder / config.data.folder, model=config.model, teachers=teachers)
         case FileTaskSection(path=path, data=data):
             return load_task(path, folder=folder, data=data)
 
@@ -174,7 +173,7 @@ def load_initial(model: nn.Module, folder: Path, *, task: Task) -> None:
 
     Raises CheckpointError for weights of another model, DataError for another tokenizer.
     """
-    assert isinstance(task, language.LanguageTask)
+    assert isinstance(task, LanguageTask)
     copy_into(model_tensors(model), load_hf(folder).state_dict(), path=folder)
     tokenizer = folder / TOKENIZER
     if tokenizer.is_file() and file_sha256(tokenizer) != task.manifest.tokenizer_sha256:
@@ -247,7 +246,7 @@ def assemble(
         clock=clock,
     )
     state = store.recover(guard, check=lambda old: check_identity(old, store.identity, allow_changes=allow_changes))
-    if isinstance(task, language.LanguageTask) and (state is None or not run.tokenizer.exists()):
+    if isinstance(task, LanguageTask) and (state is None or not run.tokenizer.exists()):
         # The data folder may be removed later.
         write_atomic(run.tokenizer, (task.folder / TOKENIZER).read_bytes(), private=True)
     coordinator = make_coordinator(equipment, state)
