@@ -5,11 +5,10 @@ an error that names the nearest known one. The string under a field is its help 
 prints it. A component receives its own section, never `Config`.
 """
 
-import re
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cuadrilla.messages import Message
 
@@ -107,13 +106,6 @@ class ModelSection(Section):
         """(layers, heads, width, context) with the preset filled in."""
         layers, heads, width, context = PRESETS[self.preset]
         return self.layers or layers, self.heads or heads, self.width or width, self.context or context
-
-
-def _known_devices(value: str) -> str:
-    """Check for `auto`, or names of devices separated by commas."""
-    if value != "auto" and not all(re.fullmatch(DEVICE, name.strip()) for name in value.split(",")):
-        raise ValueError(Message("should be auto, or devices such as cuda:0,cuda:1,cpu"))
-    return value
 
 
 def _as_list(value: object) -> object:
@@ -258,7 +250,7 @@ class CrewEngine(Section):
     """Address and port of the coordinator; port 0 takes a free one. Other machines need an address on the LAN."""
     workers: Annotated[list[Speed], Field(max_length=128)] = [1.0]
     """Relative speeds of the workers of this machine, a process each ([]: it only coordinates)."""
-    devices: Annotated[str, AfterValidator(_known_devices)] = "auto"
+    devices: Annotated[str, Field(pattern=rf"^(auto| *({DEVICE}) *(, *({DEVICE}) *)*)$")] = "auto"
     """Devices of this machine when it coordinates a crew, one process for each: such as "cuda:0,cuda:1,cpu".
     auto: train.device, or each accelerator, or the processor if there is none."""
     link: Annotated[str, Field(pattern=LINK_SHAPE)] = ""

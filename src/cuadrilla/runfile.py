@@ -261,6 +261,8 @@ def in_our_words(problem: ErrorDetails) -> str:
             return Message("should be {sign} {limit}", sign=SIGNS[problem["type"]], limit=limit)
         case {"expected_tags": str(expected)}:
             return Message("kind should be one of {choices}", choices=expected)
+        case {"pattern": str(pattern)} if "auto|" in pattern and "," in pattern:
+            return Message("should be auto, or devices such as cuda:0,cuda:1,cpu")
         case {"pattern": str(pattern)} if "auto|" in pattern:
             return Message("should be auto, or a device such as cpu, mps, cuda, cuda:1")
         case {"expected": str(expected)}:
