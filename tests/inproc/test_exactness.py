@@ -72,7 +72,7 @@ class Crew(driver.Crew):
         self.task, self.strict, self.planned_tokens = task, strict, rules.step_tokens
         model = task.model()
         self.params = dict(model.named_parameters())
-        adamw = make_optimizer(AdamWSection(kind="adamw"), is_matrix=is_matrix, dtype=torch.float32)
+        adamw = make_optimizer(AdamWSection(kind="adamw"), dtype=torch.float32)
         self.merging = Merger(model, recipe_of(adamw, lr_factor=1.0, clip_norm=1.0))
         self.workers: dict[str, tuple[nn.Module, ExactWorker, int]] = {}
         self.too_late: dict[int, Grant] = {}
@@ -109,10 +109,6 @@ class Crew(driver.Crew):
     def comes_late(self, lease_id: int, *, seconds: float) -> None:
         self.leases[lease_id] = self.too_late.pop(lease_id)
         self.answer(lease_id, seconds=seconds)
-
-
-def is_matrix(_name: str, _parameter: nn.Parameter) -> bool:
-    return False
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:

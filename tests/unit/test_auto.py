@@ -157,7 +157,7 @@ def test_a_run_that_is_too_short_for_windows_has_no_smaller_steps_to_promise() -
 def test_a_window_after_exact_steps_moves_nothing_by_old_gradients() -> None:
     """In a window Muon's matrices move only by the changes of the lanes, and here there are none."""
     model = nn.ParameterDict({"matrix": torch.zeros(4, 4), "row": torch.zeros(4)})
-    make = make_optimizer(MuonSection(), is_matrix=lambda _name, p: p.ndim == 2, dtype=torch.float32)
+    make = make_optimizer(MuonSection(), dtype=torch.float32)
     recipe = Recipe(make_optimizer=make, lr_factor=lambda _step: 1.0, clip_norm=0.0)
     merge = Strategy(kind="auto").merge(model, recipe)
     merge.version(steps=1)

@@ -55,7 +55,7 @@ def test_muon_is_torchs_muon(dtype, monkeypatch):
 def train_both(section, theirs, *, steps=12):
     """Run our optimizer and torch's on the same layers with the same gradients, and return both results."""
     after = []
-    for make in (make_optimizer(section, is_matrix=lambda *_: False, dtype=torch.float32), theirs):
+    for make in (make_optimizer(section, dtype=torch.float32), theirs):
         generator = torch.Generator().manual_seed(2)
         layers = {
             "weight": nn.Parameter(torch.randn(5, 3, generator=generator)),

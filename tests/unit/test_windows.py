@@ -17,8 +17,8 @@ from cuadrilla.sync.strategy import SQUARE, STATE, Parameters, Recipe, Stepper, 
 from cuadrilla.train.optim import make_optimizer
 from tests.sessions import answer_of
 
-MOMENTUM = make_optimizer(SGDSection(kind="sgd"), is_matrix=lambda *_: False, dtype=torch.float32)
-ADAMW = make_optimizer(AdamWSection(kind="adamw", weight_decay=0.0), is_matrix=lambda *_: False, dtype=torch.float32)
+MOMENTUM = make_optimizer(SGDSection(kind="sgd"), dtype=torch.float32)
+ADAMW = make_optimizer(AdamWSection(kind="adamw", weight_decay=0.0), dtype=torch.float32)
 STEPS = 4
 
 

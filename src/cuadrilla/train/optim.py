@@ -199,16 +199,17 @@ class SGD(Optimizer):
 
 
 def make_optimizer(
-    section: OptimSection, *, is_matrix: Callable[[str, nn.Parameter], bool], dtype: torch.dtype
+    section: OptimSection, *, dtype: torch.dtype, not_matrices: tuple[str, ...] = ()
 ) -> Callable[[Parameters], Optimizers]:
-    """A factory for the section's optimizer. `is_matrix(name, parameter)`: whether Muon trains it, if it is Muon's.
+    """A factory for the section's optimizer. `not_matrices`: how the names of matrices begin that Muon does not train.
 
     `dtype`: number type of the passes. If that is fp32, so is Muon's iteration; else it is bf16.
     """
     iterated = torch.float32 if dtype == torch.float32 else torch.bfloat16
 
     def make(params: Parameters) -> Optimizers:
-        matrices = {name: p for name, p in params.items() if isinstance(section, MuonSection) and is_matrix(name, p)}
+        of_muon = params if isinstance(section, MuonSection) else {}
+        matrices = {name: p for name, p in of_muon.items() if p.ndim == 2 and not name.startswith(not_matrices)}
         others = {name: p for name, p in params.items() if name not in matrices}
         decay = section.weight_decay or 0.0
         groups = (  # gains and biases have no decay

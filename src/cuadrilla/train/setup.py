@@ -299,12 +299,8 @@ def compile_blocks(model: nn.Module) -> None:
 
 def make_recipe(config: Config, *, task: Task, length: Length, precision: Precision) -> Recipe:
     """How this run's parameters are updated: the same on the coordinator's machine and on a worker's."""
-
-    def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-        return parameter.ndim == 2 and not name.startswith(task.defaults.not_matrices)
-
     return Recipe(
-        make_optimizer=make_optimizer(config.optim, is_matrix=is_matrix, dtype=precision.dtype),
+        make_optimizer=make_optimizer(config.optim, dtype=precision.dtype, not_matrices=task.defaults.not_matrices),
         lr_factor=make_schedule(config.schedule, num_steps=length.num_steps),
         clip_norm=config.train.clip_norm,
     )
