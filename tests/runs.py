@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cuadrilla.model.task import Task
 from cuadrilla.model.weights import WEIGHTS, read_tensors
+from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, last_rows, read_object
 from cuadrilla.runfile import resolve
 from cuadrilla.sync.kinds import Strategy
@@ -51,7 +52,7 @@ def prepare(
 ) -> RunContext:
     """The context of a run of `task` in `folder`; it is resumed if there are checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = resolve(RUN_FILE, sets=sets).config
+    config, _ = decide(resolve(RUN_FILE, sets=sets).config, RunDir(folder))
     return assemble(config, RunDir(folder), task=task, sinks=sinks, strategy=strategy, stop_at=stop_at, clock=clock)
 
 
