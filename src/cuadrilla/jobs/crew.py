@@ -79,13 +79,6 @@ class AssignedJob:
         return self.run.path / ".incoming"
 
 
-@dataclass(kw_only=True)
-class _Machine:
-    """A worker that has joined."""
-
-    assigned: AssignedJob | None = None
-
-
 class CrewExecutor:
     """Executor whose places are the machines that join this machine's crew. Used by one thread; the link's threads use
     it as a `JobReceiver`."""
@@ -95,7 +88,8 @@ class CrewExecutor:
         run = RunDir(folder)
         self._logs, self._events = NodeLogs(run.nodes), KeptLines(run.events)
         self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._machines: dict[str, _Machine] = {}
+        self._machines: dict[str, AssignedJob | None] = {}
+        """The workers that have joined, each with its job."""
         self._ended: list[Ended] = []
         self.crew = CrewServer(home, receive=self.receive, jobs=self)
         self.crew.open(listen)
@@ -108,11 +102,11 @@ class CrewExecutor:
         return {name: assigned[name].job if name in assigned else "" for name in sorted(self._machines)}
 
     def _assigned(self) -> dict[str, AssignedJob]:
-        return {name: each.assigned for name, each in list(self._machines.items()) if each.assigned is not None}
+        return {name: assigned for name, assigned in list(self._machines.items()) if assigned is not None}
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises as `assign`."""
-        self._machines[place].assigned, order = assign(job, run)
+        self._machines[place], order = assign(job, run)
         self._note("assigned", worker=place, job=job)
         self.crew.send(place, order)
 
@@ -172,15 +166,14 @@ class CrewExecutor:
 
     def _join(self, worker: str) -> None:
         self._gone(worker, Message("it has joined anew"))
-        self._machines[worker] = _Machine()
+        self._machines[worker] = None
         self._note("joined", worker=worker)
 
     def _gone(self, worker: str, reason: str) -> None:
-        machine = self._machines.get(worker)
-        if machine is None:
+        if worker not in self._machines:
             return
         self._note("left", worker=worker, reason=reason)
-        if machine.assigned is not None:
+        if self._machines[worker] is not None:
             self._end(worker, lost=True, reason=reason)
         del self._machines[worker]
 
@@ -209,7 +202,7 @@ class CrewExecutor:
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect={best})
 
     def _end(self, worker: str, *, complete: bool = False, lost: bool = False, reason: str = "") -> None:
-        assigned, self._machines[worker].assigned = self._machines[worker].assigned, None
+        assigned, self._machines[worker] = self._machines[worker], None
         assert assigned is not None
         state = "complete" if complete else "failed" if reason and not lost else "stopped"
         self._note("returned", worker=worker, job=assigned.job, state=state)
