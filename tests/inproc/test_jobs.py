@@ -21,7 +21,7 @@ from cuadrilla.link.base import Hello
 from cuadrilla.link.client import Connection
 from cuadrilla.link.jobs import Assignment, CheckpointFile, JobNews
 from cuadrilla.link.wire import file_chunks
-from cuadrilla.rundir import RunDir, read_jsonl
+from cuadrilla.rundir import RunDir, read_jsonl, read_object, write_json
 from cuadrilla.runfile import read_run_file
 from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
 from tests.commands import wait_for
@@ -71,7 +71,7 @@ class Machine:
 
     def rows(self, job: str, *, to: int) -> JobNews:
         rows = [row for row in read_jsonl(self._trained.metrics) if row["version"] <= to]
-        return JobNews(job=job, rows="".join(json.dumps(row) + "\n" for row in rows), version=rows[-1]["version"])
+        return JobNews(job=job, rows="".join(json.dumps(row) + "\n" for row in rows))
 
     def close(self) -> None:
         self.session.close()
@@ -208,3 +208,12 @@ def test_files_and_rows_of_a_job_come_from_the_machine_that_has_it(crew: Jobs, t
     crew.until(lambda: crew.run("0000-0").metrics.exists())
     assert [row["loss"] for row in read_jsonl(crew.run("0000-0").metrics)] == [1.0]
     assert (crew.versions("0000-0"), crew.executor.places) == ([], {"ana": "0000-0", "luis": ""})
+
+
+def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(crew: Jobs) -> None:
+    """Its owner has asked for more steps. A coordinator that is killed now must not take it for complete."""
+    run = crew.run("0000-0")
+    write_run(run)
+    write_json(run.status, {"state": "complete"})
+    crew.gives("0000-0", crew.joins("ana"))
+    assert read_object(run.status)["state"] == "running"

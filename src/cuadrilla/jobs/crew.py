@@ -184,7 +184,6 @@ class CrewExecutor:
         if news.rows:
             with suppress(ResourceError):  # a full disk ends no job
                 assigned.rows.append(news.rows)
-                write_json(assigned.run.status, {"state": "running", "version": news.version}, private=True)
         if news.ended:
             self._end(worker, complete=news.complete, lost=news.lost, reason=news.reason)
 
@@ -198,7 +197,8 @@ class CrewExecutor:
             log.warning("a checkpoint from %s cannot be used: %s", worker, error.message)
             shutil.rmtree(arrived, ignore_errors=True)
             return
-        best = best_version(assigned.run, upto=newest_listed(assigned.run))
+        newest = version_of(list_checkpoints(assigned.run.checkpoints)[-1])
+        best = best_version(assigned.run, upto=newest)
         prune_checkpoints(assigned.run.checkpoints, keep=assigned.keep, protect={best})
 
     def _end(self, worker: str, *, complete: bool = False, lost: bool = False, reason: str = "") -> None:
@@ -207,7 +207,7 @@ class CrewExecutor:
         state = "complete" if complete else "failed" if reason and not lost else "stopped"
         self._note("returned", worker=worker, job=assigned.job, state=state)
         with suppress(ResourceError):
-            write_json(assigned.run.status, {"state": state, "version": newest_listed(assigned.run)}, private=True)
+            write_json(assigned.run.status, {"state": state}, private=True)
         shutil.rmtree(assigned.incoming, ignore_errors=True)
         assigned.lock.__exit__()
         seconds = time.monotonic() - assigned.began
@@ -241,13 +241,10 @@ def assign(job: str, run: RunDir) -> tuple[AssignedJob, Assignment]:
         shutil.rmtree(assigned.incoming, ignore_errors=True)  # left by a coordinator that was killed
         known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
         write_json(run.config, {"values": dump(config), **known}, private=True)
+        write_json(run.status, {"state": "running"}, private=True)
         stack.pop_all()
     description = RunDescription(config=found.config, files=offered(found.files))
     return assigned, Assignment(job=job, run=description, begun=offered(begun))
-
-
-def newest_listed(run: RunDir) -> int:
-    return max((version_of(path) for path in list_checkpoints(run.checkpoints)), default=0)
 
 
 def _begun(run: RunDir) -> dict[str, tuple[Path, str]]:

@@ -10,7 +10,6 @@ Invariants
 * The coordinator's files go only into this machine's cache and into the job's folder.
 """
 
-import json
 import logging
 import re
 import shutil
@@ -106,8 +105,7 @@ class Outbox:
             file.seek(self.read_bytes)
             while lines := [line for line in file.readlines(NEWS_BYTES) if line.endswith(b"\n")]:
                 self.read_bytes += sum(map(len, lines))
-                version = json.loads(lines[-1])["version"]
-                yield JobNews(job=self.job, rows=b"".join(lines).decode(errors="replace"), version=version)
+                yield JobNews(job=self.job, rows=b"".join(lines).decode(errors="replace"))
 
 
 class JobWorker:

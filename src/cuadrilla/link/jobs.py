@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field
 
-from cuadrilla.link.base import Count, OfferedFile, RunDescription, Text
+from cuadrilla.link.base import OfferedFile, RunDescription, Text
 
 METRICS = "metrics.jsonl"
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -53,12 +53,11 @@ Order = Assignment | Recall
 
 @dataclass(frozen=True, kw_only=True)
 class JobNews:
-    """News of a job. `rows`: complete lines of its metrics, up to its `version`. A job that has `ended` is `complete`,
-    or failed or was `lost` for a `reason`, or is given back."""
+    """News of a job. `rows`: complete lines of its metrics. A job that has `ended` is `complete`, or failed or was
+    `lost` for a `reason`, or is given back."""
 
     job: JobName
     rows: str = ""
-    version: Count = 0
     ended: bool = False
     complete: bool = False
     lost: bool = False
