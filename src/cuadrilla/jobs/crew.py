@@ -65,18 +65,15 @@ class AssignedJob:
     run: RunDir
     rows: KeptLines
     """Its metrics."""
-    lock: FolderLock
-    """The lock of the run for as long as a machine has it."""
-    began: float = field(default_factory=time.monotonic)
-    keep: int = 0
+    incoming: Path
+    """The folder of files that its machine sends."""
+    held: ExitStack
+    """The run's lock and that folder, for as long as a machine has the job."""
+    keep: int
     files: Mapping[str, tuple[Path, str]]
     """Files that its machine may fetch, as in an `Offer`."""
+    began: float = field(default_factory=time.monotonic)
     preempted: bool = False
-
-    @property
-    def incoming(self) -> Path:
-        """The folder of files that its machine sends."""
-        return self.run.path / ".incoming"
 
 
 class CrewExecutor:
@@ -208,8 +205,7 @@ class CrewExecutor:
         self._note("returned", worker=worker, job=assigned.job, state=state)
         with suppress(ResourceError):
             write_json(assigned.run.status, {"state": state}, private=True)
-        shutil.rmtree(assigned.incoming, ignore_errors=True)
-        assigned.lock.__exit__()
+        assigned.held.close()
         seconds = time.monotonic() - assigned.began
         ended = Ended(job=assigned.job, place=worker, complete=complete, lost=lost, seconds=seconds, reason=reason)
         self._ended.append(ended)
@@ -220,31 +216,32 @@ def assign(job: str, run: RunDir) -> tuple[AssignedJob, Assignment]:
 
     Raises ConfigError for a run that another process trains, DataError, CheckpointError, TaskError, ResourceError.
     """
-    resolved = read_run_file(run.run_file)
-    config, _ = decide(resolved.config.for_others(), run)
-    with UsersCode():
-        task = make_task(config, run.path)
-    keep_teachers(config, run, task=task)
-    begun = _begun(run)
-    found = offer(config, run.path, initial=not list_checkpoints(run.checkpoints))
-    lock = FolderLock(run.lock)
-    assigned = AssignedJob(
-        job=job,
-        run=run,
-        rows=KeptLines(run.metrics),
-        lock=lock,
-        files={**found.files, **begun},
-        keep=config.checkpoint.keep,
-    )
-    with ExitStack() as stack:
-        stack.enter_context(lock)
-        shutil.rmtree(assigned.incoming, ignore_errors=True)  # left by a coordinator that was killed
+    resolved, incoming = read_run_file(run.run_file), run.path / ".incoming"
+    with ExitStack() as held:
+        held.enter_context(FolderLock(run.lock))
+        shutil.rmtree(incoming, ignore_errors=True)  # left by a coordinator that was killed
+        held.callback(shutil.rmtree, incoming, ignore_errors=True)
+        config, _ = decide(resolved.config.for_others(), run)
+        with UsersCode():
+            task = make_task(config, run.path)
+        keep_teachers(config, run, task=task)
+        begun = _begun(run)
+        found = offer(config, run.path, initial=not list_checkpoints(run.checkpoints))
         known = {"origins": resolved.origins, "num_steps": measure_length(config, task).num_steps}
         write_json(run.config, {"values": dump(config), **known}, private=True)
         write_json(run.status, {"state": "running"}, private=True)
-        stack.pop_all()
-    description = RunDescription(config=found.config, files=offered(found.files))
-    return assigned, Assignment(job=job, run=description, begun=offered(begun))
+        description = RunDescription(config=found.config, files=offered(found.files))
+        order = Assignment(job=job, run=description, begun=offered(begun))
+        assigned = AssignedJob(
+            job=job,
+            run=run,
+            rows=KeptLines(run.metrics),
+            incoming=incoming,
+            held=held.pop_all(),
+            keep=config.checkpoint.keep,
+            files={**found.files, **begun},
+        )
+    return assigned, order
 
 
 def _begun(run: RunDir) -> dict[str, tuple[Path, str]]:
