@@ -3,11 +3,9 @@
 If such a process is killed, its job is lost. If a training fails, the process writes why and ends.
 """
 
-import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,12 +83,10 @@ class LocalExecutor:
         return found
 
     def preempt(self, job: str) -> None:
-        pids = self._children.pids()
         for place, begun in self._begun.items():
-            if begun.job == job and place in pids and begun.preempted_at is None:
+            if begun.job == job and begun.preempted_at is None:
                 begun.preempted_at = time.monotonic()
-                with suppress(ProcessLookupError):
-                    os.kill(pids[place], signal.SIGTERM)
+                self._children.alive[place].terminate()
 
     def close(self) -> None:
         """End all processes."""
