@@ -15,6 +15,7 @@ from cuadrilla.jobs.queue import COMPLETE, FAILED, RUNNING, STOPPED, WAITING, Qu
 from cuadrilla.rundir import RunDir, write_json
 from cuadrilla.runfile import dump, read_run_file
 from tests.commands import ENDLESS, RUN, make_run
+from tests.watched import add_rows
 
 
 class Hands:
@@ -193,7 +194,11 @@ def test_what_is_no_run_or_is_complete_is_not_begun(tmp_path: Path) -> None:
 # -- how often what was killed is started again ------------------------------------------------------------------------
 
 
-def test_three_deaths_without_progress_between_them_are_the_last() -> None:
-    steps = iter([0, 5, 5, 6, 6, 6])
-    deaths = Deaths(lambda: next(steps))
-    assert [deaths.allow() for _ in range(6)] == [True] * 5 + [False]
+def test_three_deaths_without_progress_between_them_are_the_last(tmp_path: Path) -> None:
+    """A process that goes on from a checkpoint repeats steps. That takes another time, and is no progress."""
+    run = RunDir(tmp_path)
+    deaths, allowed = Deaths(run), []
+    for seconds, step in enumerate([0, 5, 5, 6, 6, 6]):
+        add_rows(run.metrics, [{"version": step, "seconds": float(seconds)}])
+        allowed.append(deaths.allow())
+    assert allowed == [True] * 5 + [False]

@@ -17,13 +17,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 from cuadrilla.errors import CuadrillaError, EnvironmentProblem, LinkError
 from cuadrilla.messages import Message
+from cuadrilla.rundir import RunDir, last_rows
 
 MAX_DEATHS = 3
 FINISH_SECONDS = 10.0
@@ -49,15 +50,15 @@ def _follow(lifeline: int) -> None:
 
 
 class Deaths:
-    """The last deaths of one program. `progress` returns a value that changes with each step."""
+    """The last deaths of a program that trains `run`."""
 
-    def __init__(self, progress: Callable[[], object]) -> None:
-        self._progress = progress
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
         self._last: deque[object] = deque(maxlen=MAX_DEATHS)
 
     def allow(self) -> bool:
-        """Note one more death; return whether to start the program again."""
-        self._last.append(self._progress())
+        """Note one more death; return whether to start the program again. Steps that it repeats are no progress."""
+        self._last.append([row.get("version") for row in last_rows(self._run.metrics)][-1:])
         return len(self._last) < MAX_DEATHS or self._last[0] != self._last[-1]
 
 

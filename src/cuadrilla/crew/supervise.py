@@ -34,8 +34,7 @@ def supervise(
     `report` gets each restart. `ends_with_terminal`: a closed terminal ends it, unless it runs under `nohup`. Raises
     EnvironmentProblem when it dies again and again.
     """
-    asked, pending = list[int](), deque[int]()
-    deaths = Deaths(lambda: run.metrics.stat().st_size if run.metrics.exists() else 0)  # it grows with every commit
+    asked, pending, deaths = list[int](), deque[int](), Deaths(run)
 
     def hear(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP and asked:  # kernel and shell both send it: the second one asks for nothing more

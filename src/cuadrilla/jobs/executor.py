@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 from cuadrilla.crew.children import Deaths
 from cuadrilla.errors import CuadrillaError, LinkError
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir
 
 POLL_SECONDS = 0.25
 STOP_SECONDS = 120.0
@@ -123,10 +122,6 @@ def _begin(work: JobSource, executor: Executor, place: str, losses: dict[str, De
         except CuadrillaError as error:
             work.ended(Ended(job=job, place=place, reason=error.message))
         else:
-            losses.setdefault(job, Deaths(partial(_newest_step, run)))
+            losses.setdefault(job, Deaths(run))
             work.begun(job, place)
             return
-
-
-def _newest_step(run: RunDir) -> object:
-    return last_rows(run.metrics)[-1:]
