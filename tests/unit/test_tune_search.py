@@ -32,7 +32,7 @@ def search_of(
 
 
 def finish(search: Search, job: str, score: float | None = None) -> None:
-    search.finish(Ended(job=job, place="ana", seconds=3.5, reason="" if score else "it failed"), score=score)
+    search.finish(Ended(job=job, place="ana", reason="" if score else "it failed"), score=score)
 
 
 def results(search: Search) -> list[tuple[object, ...]]:

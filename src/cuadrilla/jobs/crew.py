@@ -13,11 +13,10 @@ Invariants
 import logging
 import queue
 import shutil
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.crew.bundle import offer
@@ -72,7 +71,6 @@ class AssignedJob:
     keep: int
     files: Mapping[str, tuple[Path, str]]
     """Files that its machine may fetch, as in an `Offer`."""
-    began: float = field(default_factory=time.monotonic)
     preempted: bool = False
 
 
@@ -206,9 +204,7 @@ class CrewExecutor:
         with suppress(ResourceError):
             write_json(assigned.run.status, {"state": state}, private=True)
         assigned.held.close()
-        seconds = time.monotonic() - assigned.began
-        ended = Ended(job=assigned.job, place=worker, complete=complete, lost=lost, seconds=seconds, reason=reason)
-        self._ended.append(ended)
+        self._ended.append(Ended(job=assigned.job, place=worker, complete=complete, lost=lost, reason=reason))
 
 
 def assign(job: str, run: RunDir) -> tuple[AssignedJob, Assignment]:

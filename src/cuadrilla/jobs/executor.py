@@ -30,7 +30,6 @@ class Ended:
     place: str
     complete: bool = False
     lost: bool = False
-    seconds: float = 0.0
     reason: str = ""
 
 

@@ -30,7 +30,6 @@ GIVEN_BACK = (INTERRUPTED_EXIT_CODE, -signal.SIGTERM)
 class _Begun:
     job: str
     run: RunDir
-    began: float
     preempted_at: float | None = None
 
 
@@ -59,12 +58,12 @@ class LocalExecutor:
         with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
             run.status.unlink(missing_ok=True)  # the job's process writes it
             self._children.start(place, command, environment=use.environment, stderr=output, apart=True)
-        self._begun[place] = _Begun(job=job, run=run, began=time.monotonic())
+        self._begun[place] = _Begun(job=job, run=run)
 
     def poll(self) -> list[Ended]:
-        found, now = [], time.monotonic()
+        found = []
         for place, begun in self._begun.items():
-            if begun.preempted_at is not None and now - begun.preempted_at > SAVE_SECONDS:
+            if begun.preempted_at is not None and time.monotonic() - begun.preempted_at > SAVE_SECONDS:
                 self._children.alive[place].kill()
         for place, ending in self._children.poll().items():
             begun = self._begun.pop(place)
@@ -76,7 +75,6 @@ class LocalExecutor:
                     place=place,
                     complete=complete,
                     lost=not in_order and ending.code <= 0,
-                    seconds=now - begun.began,
                     reason="" if in_order else ending.reason if ending.code else SILENT,
                 )
             )

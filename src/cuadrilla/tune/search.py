@@ -7,6 +7,7 @@ in checkpoints. Only which jobs run now is in no file. Use a search within `stor
 
 import random
 import sqlite3
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 USUAL_TRIALS = 20
 STUDY = "search"
-SETTINGS, SECONDS, PLACE, REASON = "settings", "seconds", "place", "reason"
-"""Attributes in the storage: the first one of the study, the others of a trial."""
+SETTINGS, REASON = "settings", "reason"
+"""Attributes in the storage: the first one of the study, the other of a trial that has ended."""
 FIRST_TRIALS, FIRST_PERCENT = 4, 20
 """No trial is pruned before this many have ended, nor before this percentage of its run."""
 BEHIND = Message("worse than the median of the others at the same part of their runs")
@@ -120,11 +121,12 @@ class Search:
         return next(trial for trial in self.trials if job_of(trial) == job)
 
     def seconds_left(self) -> float | None:
-        """Estimate from the time that ended trials took; None before the first has ended."""
-        seconds: list[float] = [trial.user_attrs.get(SECONDS, 0.0) for trial in self.ended_trials]
-        if not any(seconds):
+        """Estimate from the time that ended trials took, the median, since some may have waited for this command to be
+        typed again; None before the first has ended."""
+        seconds = [trial.duration.total_seconds() for trial in self.ended_trials if trial.duration]
+        if not seconds:
             return None
-        return (self.num_trials - len(seconds)) * sum(seconds) / len(seconds) / max(len(self._running), 1)
+        return (self.num_trials - len(seconds)) * statistics.median(seconds) / max(len(self._running), 1)
 
     # -- JobSource -----------------------------------------------------------------------------------------------------
 
@@ -191,8 +193,7 @@ class Search:
         from optuna.trial import TrialState
 
         stored = self._stored(self.trial(ended.job))
-        for key, value in ((SECONDS, ended.seconds), (PLACE, ended.place), (REASON, ended.reason)):
-            stored.set_user_attr(key, value)
+        stored.set_user_attr(REASON, ended.reason)
         failed = TrialState.PRUNED if ended.job in self._behind else TrialState.FAIL
         self._study.tell(stored, score, state=failed if score is None else TrialState.COMPLETE)
 
