@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cuadrilla.config import TuneSection
 from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
+from cuadrilla.rundir import write_json
 from cuadrilla.tune.folder import SearchFolder
 from cuadrilla.tune.search import Search, open_storage, score_of, storing
 from tests.unit.test_tune_space import BASE, space_of
@@ -28,7 +29,7 @@ def search_of(
     section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, folder: Path = Path("none")
 ) -> Search:
     held, runs = storage or optuna.storages.InMemoryStorage(), SearchFolder(folder, text=BASE)
-    return Search(section, space=SPACE, storage=held, folder=runs, num_steps=200)
+    return Search(section, space=SPACE, storage=held, folder=runs)
 
 
 def finish(search: Search, job: str, score: float | None = None) -> None:
@@ -72,6 +73,7 @@ def test_any_machines_in_any_order_with_a_break_try_the_same(seed: int, places: 
 
 
 def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Path) -> None:
+    """Runs may have different numbers of steps: what counts is the part of each."""
     search = search_of(section_of(trials=6, prune=True), folder=tmp_path)
     for number in range(6):
         job = search.next_job()
@@ -79,10 +81,11 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
         run = search.folder.run(job)
         run.path.mkdir()
         run.run_file.write_text(BASE)
-        loss = 1.0 if number < 5 else 9.0
-        add_rows(run.metrics, [{"version": 20, "val_loss": loss}])
+        num_steps, loss = (200, 1.0) if number < 5 else (800, 9.0)
+        write_json(run.config, {"num_steps": num_steps})
+        add_rows(run.metrics, [{"version": num_steps // 10, "val_loss": loss}])
         assert list(search.unwanted()) == [], "too early"
-        add_rows(run.metrics, [{"version": 100, "val_loss": loss}])
+        add_rows(run.metrics, [{"version": num_steps // 2, "val_loss": loss}])
         assert list(search.unwanted()) == ([] if number < 5 else [job])
         search.ended(Ended(job=job, place="ana", complete=number < 5))
     last = search.trials[-1]

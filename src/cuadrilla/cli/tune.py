@@ -78,11 +78,10 @@ def tune(
 
 def _tell_begin(search: "Search") -> None:
     say(
-        "search     {number} trials of {settings} settings by {sampler}, of {steps:,} steps each, in {folder}",
+        "search     {number} trials of {settings} settings by {sampler}, in {folder}",
         number=search.num_trials,
         settings=len(search.section.space),
         sampler=search.section.sampler,
-        steps=search.num_steps,
         folder=typed(search.folder.path),
     )
     if search.ended_trials:

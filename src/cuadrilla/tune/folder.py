@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cuadrilla.config import Config, LocalEngine
+from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic
 from cuadrilla.runfile import as_sets, has_begun, resolve, to_toml
 from cuadrilla.tune.space import Values
@@ -47,27 +47,15 @@ class SearchFolder:
     def run(self, job: str) -> RunDir:
         return RunDir(self.path / job)
 
-    def settled(self, values: Values) -> tuple[Config, int]:
-        """All settings of a combination's run, with paths as seen from a trial's folder; and its number of steps.
-
-        Loads the task. Raises ConfigError, DataError, TaskError, ResourceError.
-        """
-        from cuadrilla.plan.decide import decide
-        from cuadrilla.train.setup import make_task, measure_length
-
-        config = resolve(self.text, sets=[*self.sets, *as_sets(values)]).config
-        config = config.for_others().model_copy(update={"engine": LocalEngine()})
-        with TemporaryDirectory(dir=self.path) as name:
-            folder = Path(name)
-            config, _ = decide(_moved_to(folder, config, base=self.path.parent), RunDir(folder))
-            return config, measure_length(config, make_task(config, folder)).num_steps
-
     def make_trial(self, job: str, values: Values) -> RunDir:
-        """Make a trial's run directory with its run file, unless it exists. Raises as `settled`."""
+        """Make a trial's run directory with its run file, unless it exists. Raises ConfigError, DataError,
+        ResourceError."""
         run = self.run(job)
         if not run.run_file.exists():
-            config, _ = self.settled(values)
             make_private(run.path)
+            config = resolve(self.text, sets=[*self.sets, *as_sets(values)]).config
+            config = config.for_others().model_copy(update={"engine": LocalEngine()})
+            config, _ = decide(_moved_to(run.path, config, base=self.path.parent), run)
             write_atomic(run.run_file, to_toml(config), private=True)
         return run
 

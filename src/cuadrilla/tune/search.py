@@ -18,11 +18,10 @@ from cuadrilla.config import TuneSection
 from cuadrilla.errors import ConfigError, EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, last_rows, make_private, typed, write_json
+from cuadrilla.rundir import FolderLock, RunDir, last_rows, make_private, read_object, typed, write_json
 from cuadrilla.runfile import read_run_file, to_toml
 from cuadrilla.tune.folder import TUNE, SearchFolder, discard_weights, read_scores
 from cuadrilla.tune.space import Space
-from cuadrilla.user_file import UsersCode
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -49,15 +48,13 @@ def score_of(trial: "FrozenTrial") -> float | None:
 
 
 class Search:
-    """`num_steps`: of each run. `tell`: called with the score of each run that has ended."""
+    """`tell`: called with the score of each run that has ended."""
 
-    def __init__(
-        self, section: TuneSection, *, space: Space, storage: "BaseStorage", folder: SearchFolder, num_steps: int
-    ) -> None:
+    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage", folder: SearchFolder) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.section, self.folder, self.num_steps = section, folder, num_steps
+        self.section, self.folder = section, folder
         self.tell: Callable[[Ended, float | None], None] = lambda _ended, _score: None
         self._space = space
         self._grid = space.grid() if section.sampler == "grid" else []
@@ -147,9 +144,7 @@ class Search:
         return job_of(left[0]) if left else None
 
     def run_of(self, job: str) -> RunDir:
-        """Make the trial's run. Raises CuadrillaError for a combination that the task does not take."""
-        with UsersCode():
-            return self.folder.make_trial(job, dict(self.trial(job).params))
+        return self.folder.make_trial(job, dict(self.trial(job).params))
 
     def begun(self, _job: str, _place: str) -> None: ...
 
@@ -181,9 +176,9 @@ class Search:
             return False
         self._looked[job] = size
         trial = self.trial(job)
-        stored = self._stored(trial)
+        stored, num_steps = self._stored(trial), read_object(run.config)["num_steps"]
         for step, score in read_scores(run, self.section.metric).items():
-            percent = 100 * step // self.num_steps
+            percent = 100 * step // num_steps
             if percent not in trial.intermediate_values:
                 stored.report(score, percent)
         return stored.should_prune()
@@ -259,19 +254,19 @@ def storing() -> Iterator[None]:
 def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
     """Open the search of a run file, in `tune/` beside it, under its lock. A search that has begun goes on.
 
-    Raises ConfigError for a space that cannot be searched, or a search that began with other settings, and
-    EnvironmentProblem.
+    Raises ConfigError for a space that cannot be searched, or a search that began with other settings, DataError or
+    TaskError where no trial could begin, and EnvironmentProblem.
     """
+    from cuadrilla.train.setup import make_task
+
     text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
     folder = SearchFolder(run_file.parent.resolve() / TUNE, text=text, sets=tuple(sets))
     space = Space(config.tune, text=text, sets=sets)
     make_private(folder.path)
     with FolderLock(folder.lock), storing():
-        _, num_steps = folder.settled({})
-        search = Search(
-            config.tune, space=space, storage=open_storage(folder.study), folder=folder, num_steps=num_steps
-        )
+        make_task(config, folder.path.parent)
+        search = Search(config.tune, space=space, storage=open_storage(folder.study), folder=folder)
         same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
         search.require_same(to_toml(same))
         status = RunDir(folder.path).status
