@@ -1,11 +1,11 @@
 """The settings of a search: each has a key of the run file, and a range of numbers or a list of values.
 
 A combination has a value for each setting that its run has. If the search also chooses `optim.kind`, runs with adamw
-have no `optim.momentum`. So kinds are chosen first. Pure.
+have no `optim.momentum`. So the kind is chosen first. Pure.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cuadrilla.config import DimensionSection, Scalar, TuneSection
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 Values = dict[str, Scalar]
 """Chosen values by section.key."""
 
+KIND = "optim.kind"
 NOT_SEARCHED = ("tune.", "engine.", "alarm.", "checkpoint.", "schema", "task.kind", "sync.")
 MAX_COMBINATIONS = 10_000
 
 
 class Space:
-    """The settings to choose, kinds first. `text`: the run file. `sets`: settings typed over it."""
+    """The settings to choose, the kind first. `text`: the run file. `sets`: settings typed over it."""
 
     def __init__(self, section: TuneSection, *, text: str, sets: Sequence[str] = ()) -> None:
         """Tries the values of each list, and both ends of each range, on the run file. Raises ConfigError, with the key
@@ -39,48 +40,44 @@ class Space:
                 hint = "choose settings of run, data, model, train, optim, schedule, sample or guard"
                 raise ConfigError("tune.space.{key}: this is not what a search chooses", key=key, hint=hint)
         self._text, self._sets = text, sets
-        self.dimensions = dict(sorted(section.space.items(), key=lambda named: not _is_kind(named[0])))
-        kinds = [[(key, value) for value in each.choices] for key, each in self.dimensions.items() if _is_kind(key)]
-        self._keys = {
-            chosen: leaves(dump(resolve(text, sets=[*sets, *as_sets(dict(chosen))]).config)).keys()
-            for chosen in itertools.product(*kinds)
-        }
-        """Keys of the settings that a run has, by the chosen kinds."""
-        for key, dimension in self.dimensions.items():
-            self._try(key, dimension)
+        self.dimensions = dict(sorted(section.space.items(), key=lambda named: named[0] != KIND))
+        self._kinds: list[Values] = [{}]
+        if KIND in self.dimensions:
+            self._kinds = [{KIND: kind} for kind in self.dimensions[KIND].choices]
+        for key in self.dimensions:
+            self._try(key, next((kind for kind in self._kinds if key in self._keys(kind)), {}))
 
     def suggest(self, trial: "Trial") -> None:
         """Have a trial of Optuna choose a value for each setting that its run has."""
-        chosen: Values = {}
-        for key, dimension in self.dimensions.items():
-            if self._counts(key, chosen):
-                chosen[key] = _suggested(trial, key, dimension)
+        kind = {KIND: _suggested(trial, KIND, self.dimensions[KIND])} if KIND in self.dimensions else {}
+        for key in self._keys(kind):
+            _suggested(trial, key, self.dimensions[key])
 
     def grid(self) -> list[Values]:
         """All combinations. Raises ConfigError where a range has no step, and where there are too many."""
-        found: list[Values] = [{}]
-        for key, dimension in self.dimensions.items():
-            points = _points(key, dimension)
-            found = [
-                {**chosen, **extra}
-                for chosen in found
-                for extra in ([{key: point} for point in points] if self._counts(key, chosen) else [{}])
-            ]
-            if len(found) > MAX_COMBINATIONS:
-                hint = 'larger steps, or sampler = "random"'
-                raise ConfigError("the grid has more than {most:,} combinations", most=MAX_COMBINATIONS, hint=hint)
+        points = {key: _points(key, dimension) for key, dimension in self.dimensions.items()}
+        found = [
+            kind | dict(zip(keys, chosen, strict=True))
+            for kind in self._kinds
+            for keys in [self._keys(kind)]
+            for chosen in itertools.islice(itertools.product(*(points[key] for key in keys)), MAX_COMBINATIONS + 1)
+        ]
+        if len(found) > MAX_COMBINATIONS:
+            hint = 'larger steps, or sampler = "random"'
+            raise ConfigError("the grid has more than {most:,} combinations", most=MAX_COMBINATIONS, hint=hint)
         return found
 
-    def _counts(self, key: str, chosen: Mapping[str, Scalar]) -> bool:
-        kinds = tuple((other, value) for other, value in chosen.items() if _is_kind(other))
-        return _is_kind(key) or key in self._keys[kinds]
+    def _keys(self, kind: Values) -> list[str]:
+        """The settings that are chosen behind the kind: those that a run of this kind has."""
+        run = leaves(dump(resolve(self._text, sets=[*self._sets, *as_sets(kind)]).config))
+        return [key for key in self.dimensions if key in run and key != KIND]
 
-    def _try(self, key: str, dimension: DimensionSection) -> None:
-        chosen = next((dict(kinds) for kinds, keys in self._keys.items() if key in keys), {})
+    def _try(self, key: str, kind: Values) -> None:
+        dimension = self.dimensions[key]
         values: Sequence[Scalar] = dimension.choices or _ends(dimension)
         for value in values:
             try:
-                resolve(self._text, sets=[*self._sets, *as_sets({**chosen, key: value})])
+                resolve(self._text, sets=[*self._sets, *as_sets({**kind, key: value})])
             except ConfigError as error:
                 raise ConfigError(
                     "tune.space.{key}: {value!r} cannot be tried: {reason}",
@@ -89,10 +86,6 @@ class Space:
                     reason=error.message,
                     hint=error.hint,
                 ) from None
-
-
-def _is_kind(key: str) -> bool:
-    return key.endswith(".kind")
 
 
 def _ends(dimension: DimensionSection) -> tuple[int | float, int | float]:
