@@ -6,7 +6,6 @@ If such a process is killed, its job is lost. If a training fails, the process w
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from cuadrilla.crew.children import Children, cuadrilla_command
@@ -14,23 +13,14 @@ from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
-from cuadrilla.rundir import RunDir, make_private, read_object, storage_errors
+from cuadrilla.rundir import RunDir, make_private, storage_errors
 from cuadrilla.runfile import literal
 
 SAVE_SECONDS = 100.0
 """A job that is to be given back and has not saved after this time is killed: before STOP_SECONDS are over."""
 SILENT = Message("its process ended without a result")
-STATES = ("complete", "stopped")
-"""In `status.json` of a run that has ended in order: stopped by `evaluate.patience` if its process was not asked to."""
 GIVEN_BACK = (INTERRUPTED_EXIT_CODE, -signal.SIGTERM)
 """Exit codes of a process that has saved its run because it was asked to, or had nothing to save yet."""
-
-
-@dataclass(kw_only=True)
-class _Begun:
-    job: str
-    run: RunDir
-    preempted_at: float | None = None
 
 
 class LocalExecutor:
@@ -41,11 +31,13 @@ class LocalExecutor:
         run file. `logs`: folder of the processes' output, with a file for each."""
         self._uses, self._logs = uses, logs
         self._children = Children()
-        self._begun: dict[str, _Begun] = {}
+        self._jobs: dict[str, str] = {}
+        self._preempted: dict[str, float] = {}
+        """By place: its job, and when that was asked to save."""
 
     @property
     def places(self) -> dict[str, str]:
-        return {name: self._begun[name].job if name in self._begun else "" for name in self._uses}
+        return {name: self._jobs.get(name, "") for name in self._uses}
 
     def start(self, job: str, run: RunDir, *, place: str) -> None:
         """Raises ResourceError."""
@@ -56,22 +48,22 @@ class LocalExecutor:
         flags = [word for each in sets for word in ("--set", each)]
         command = cuadrilla_command("--supervised", "--json", "train", str(run.path), "--allow-changes", *flags)
         with storage_errors(self._logs), open(self._logs / f"{place}.txt", "ab") as output:
-            run.status.unlink(missing_ok=True)  # the job's process writes it
+            run.status.unlink(missing_ok=True)  # a complete run that goes on is not complete any more
             self._children.start(place, command, environment=use.environment, stderr=output, apart=True)
-        self._begun[place] = _Begun(job=job, run=run)
+        self._jobs[place] = job
 
     def poll(self) -> list[Ended]:
         found = []
-        for place, begun in self._begun.items():
-            if begun.preempted_at is not None and time.monotonic() - begun.preempted_at > SAVE_SECONDS:
+        for place, since in self._preempted.items():
+            if time.monotonic() - since > SAVE_SECONDS:
                 self._children.alive[place].kill()
         for place, ending in self._children.poll().items():
-            begun = self._begun.pop(place)
-            complete = ending.code == 0 and read_object(begun.run.status).get("state") in STATES
-            in_order = complete or ending.code in GIVEN_BACK or (begun.preempted_at is not None and ending.code < 0)
+            preempted = self._preempted.pop(place, None) is not None
+            complete = ending.code == 0 and bool(ending.said)  # a training that ends in order answers
+            in_order = complete or ending.code in GIVEN_BACK or (preempted and ending.code < 0)
             found.append(
                 Ended(
-                    job=begun.job,
+                    job=self._jobs.pop(place),
                     place=place,
                     complete=complete,
                     lost=not in_order and ending.code <= 0,
@@ -81,12 +73,13 @@ class LocalExecutor:
         return found
 
     def preempt(self, job: str) -> None:
-        for place, begun in self._begun.items():
-            if begun.job == job and begun.preempted_at is None:
-                begun.preempted_at = time.monotonic()
+        for place, its_job in self._jobs.items():
+            if its_job == job and place not in self._preempted:
+                self._preempted[place] = time.monotonic()
                 self._children.alive[place].terminate()
 
     def close(self) -> None:
         """End all processes."""
         self._children.end(finish_seconds=0.0)
-        self._begun.clear()
+        self._jobs.clear()
+        self._preempted.clear()
