@@ -6,7 +6,6 @@ bounds becomes None. GPUs: `host/gpus.py`.
 """
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,11 +42,7 @@ class Usage:
 
 def usage_data(usage: Usage) -> dict[str, Any]:
     """The known fields of a sample, as plain data for JSON: a few hundred bytes."""
-    return _known({**asdict(usage), "gpus": [_known(asdict(gpu)) for gpu in usage.gpus] or None})
-
-
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+    return asdict(usage, dict_factory=lambda fields: {name: value for name, value in fields if value not in (None, ())})
 
 
 class Sampler:
