@@ -96,7 +96,9 @@ def test_lines_are_kept_a_few_at_a_time() -> None:
     assert kept.take() == ((), 0)
 
 
-def test_reports_end_with_their_session() -> None:
+def test_reports_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuadrilla.crew.reporting.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("cuadrilla.crew.reporting.REPORT_SECONDS", 0.01)
     heard: list[NodeReport] = []
     broken = threading.Event()
 
@@ -106,7 +108,7 @@ def test_reports_end_with_their_session() -> None:
             broken.set()
             raise LinkError("the session has broken", hint="")
 
-    with reporting(send, facts={"system": "Linux"}, every_seconds=0.01):
+    with reporting(send, facts={"system": "Linux"}):
         assert broken.wait(10)
     assert [dict(report.facts) for report in heard] == [{"system": "Linux"}, {}]
     assert heard[0].usage.memory_bytes

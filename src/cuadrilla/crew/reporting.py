@@ -67,7 +67,6 @@ def reporting(
     lines: NewestLines | None = None,
     policy: IdlePolicy | None = None,
     leave: Callable[[str], None] = lambda _reason: None,
-    every_seconds: float = REPORT_SECONDS,
 ) -> Iterator[None]:
     """While the block runs, `send` gets a report now and then: what `poll` says of the work, the disk of `folder`,
     the time that `round_trip` measures. `leave` is called once, when `policy` wants the machine back.
@@ -79,7 +78,7 @@ def reporting(
     def work() -> None:
         with suppress(LinkError):
             sampler.sample()  # the first sample has no rates: they count from the sample before
-            wait, first_facts = min(FIRST_SECONDS, every_seconds), facts
+            wait, first_facts = FIRST_SECONDS, facts
             while not ended.wait(wait):
                 if policy is not None and (reason := policy.why_wait(working=True)) is not None:
                     send(NodeReport(phase="paused"))
@@ -87,7 +86,7 @@ def reporting(
                 said, dropped = lines.take() if lines is not None else ((), 0)
                 report = replace(poll(), usage=sampler.sample(), lines=said, dropped=dropped, facts=first_facts)
                 send(replace(report, round_trip_seconds=round_trip()))
-                wait, first_facts = every_seconds, {}
+                wait, first_facts = REPORT_SECONDS, {}
 
     thread = threading.Thread(target=work, name="reports", daemon=True)
     thread.start()
