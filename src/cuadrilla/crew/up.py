@@ -18,7 +18,7 @@ import torch
 from cuadrilla.config import Config, CrewEngine
 from cuadrilla.crew.bundle import offer
 from cuadrilla.crew.children import Children
-from cuadrilla.crew.equipment import choose_uses
+from cuadrilla.crew.equipment import choose_uses, set_threads
 from cuadrilla.crew.reporting import NewestLines, machine_facts, reporting
 from cuadrilla.crew.worker import worker_command
 from cuadrilla.home import Home
@@ -56,8 +56,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         stack.callback(context.store.close)
-        if threads := context.config.train.threads or (1 if context.config.sync.strict else 0):
-            torch.set_num_threads(threads)
+        set_threads(context.config, cores=torch.get_num_threads())
         private, lines = Path(stack.enter_context(TemporaryDirectory())), stack.enter_context(NewestLines())
         stack.enter_context(reporting(send, facts=machine_facts(), folder=run.path, lines=lines))
         children = Children()
