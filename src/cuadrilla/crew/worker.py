@@ -80,7 +80,7 @@ def serve_sessions(
             if not stop.again:
                 return Message(stop.reason)
             log.log(NOTE, "out of the crew for now: %s", Message(stop.reason))
-            patience.begin_anew()
+            patience = Patience(node)
         except Refused:
             raise
         except LinkError as error:
@@ -125,10 +125,6 @@ class Patience:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.address, self._dialled = node.crew.address, 0
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Start counting anew, after a session."""
         self.reached, self._pause = time.monotonic(), FIRST_PAUSE_SECONDS
 
     def wait(self, error: LinkError) -> None:
