@@ -29,22 +29,17 @@ def run_local(
     """
     coordination, before = context.coordination, torch.get_num_threads()
     set_threads(context.config, cores=cores or num_cores())
-    end = InProcLink(partial(coordination.receive, WORKER))
+    end, report = InProcLink(partial(coordination.receive, WORKER)), partial(coordination.deliver, WORKER)
+    practice, folder, facts = PracticeLink(end), context.store.run.path, machine_facts(context.device)
     try:
         coordination.open(lambda _worker, message: end.inbox.put(message))
         if coordination.outcome is None:
-            _work(context, end, wrap_link=wrap_link)
+            worker = replace(context, model=context.strategy.workers_model(context.model))
+            if worker.config.train.compile:
+                compile_blocks(worker.model)
+            with reporting(report, facts=facts, poll=practice.poll, folder=folder):
+                worker.work(wrap_link(practice))
     finally:
         context.store.close()
         torch.set_num_threads(before)
     return coordination.result()
-
-
-def _work(context: RunContext, end: InProcLink, *, wrap_link: Callable[[Link], Link]) -> None:
-    practice = PracticeLink(end)
-    context = replace(context, model=context.strategy.workers_model(context.model))
-    if context.config.train.compile:
-        compile_blocks(context.model)
-    report = partial(context.coordination.deliver, WORKER)
-    with reporting(report, facts=machine_facts(context.device), poll=practice.poll, folder=context.store.run.path):
-        context.work(wrap_link(practice))
