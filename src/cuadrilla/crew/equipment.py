@@ -1,7 +1,6 @@
 """Devices, threads and loaded parts of this machine's workers. Devices are probed only if there is a choice. A worker
 without a coordinator in its process loads model and data once, and keeps them over sessions."""
 
-import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 
 from cuadrilla.config import Config
-from cuadrilla.host.devices import Device, probe_devices
+from cuadrilla.host.devices import probe_devices
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.process import keep_freed_memory
 from cuadrilla.plan.devices import AUTO, DeviceChoice, Use, choose_devices
@@ -18,7 +17,7 @@ from cuadrilla.train import setup
 from cuadrilla.train.precision import choose_device
 from cuadrilla.train.setup import Equipment, compile_blocks, make_task
 
-log = logging.getLogger(__name__)
+_devices = cache(probe_devices)
 
 
 def set_threads(config: Config, *, cores: int) -> None:
@@ -53,12 +52,7 @@ def choose_uses(wanted: str = "", *, threads: int = 0, config: Config | None = N
     device = named or (config.train.device if config is not None else AUTO)
     if "," in device or (device == AUTO and torch.accelerator.is_available()):
         strict, visible = config is not None and config.sync.strict, os.environ.get("CUDA_VISIBLE_DEVICES")
-        return choose_devices(device, _found(), cores=threads or num_cores(), strict=strict, visible=visible)
+        return choose_devices(device, _devices(), cores=threads or num_cores(), strict=strict, visible=visible)
     if named:
         choose_device(named)
     return DeviceChoice(uses=(Use(name="", device=named, threads=threads),))
-
-
-@cache
-def _found() -> list[Device]:
-    return probe_devices()
