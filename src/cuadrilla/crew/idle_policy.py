@@ -105,7 +105,7 @@ class IdlePolicy:
         return min(1.0, max(0.0, others / (now - last[0]) / (psutil.cpu_count() or 1)))
 
     def _own_seconds(self) -> float:
-        """Processor seconds of the root process and its descendants, without user time of nice ones (Ray's workers)."""
+        """Processor seconds of the root process and its descendants, without user time of nice ones."""
         seconds, root = 0.0, psutil.Process(self._root)
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):

@@ -16,7 +16,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from cuadrilla.messages import Message
 from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_atomic
 from cuadrilla.runfile import to_toml
-from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints, version_of
+from cuadrilla.train.checkpoint import FILES, MANIFEST, list_checkpoints
 
 LOOK_SECONDS = 1.0
 NEWS_BYTES = 2**20
@@ -70,42 +69,39 @@ def do_jobs(node: Node, uses: Sequence[Use], *, leaving: threading.Event) -> str
             return first.result()
 
 
-@dataclass(kw_only=True)
 class Outbox:
-    """Sends what is new in a job's run. `read_bytes`: of its metrics.jsonl, `sent`: versions of its checkpoints that
-    the coordinator has."""
+    """Sends what is new in a job's run. What is there when this is made came from the coordinator."""
 
-    connection: Connection
-    job: str
-    run: RunDir
-    read_bytes: int = 0
-    sent: set[int] = field(default_factory=set)
+    def __init__(self, connection: Connection, job: str, run: RunDir) -> None:
+        self._connection, self._job, self._run = connection, job, run
+        self._read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
+        self._sent = {path.name for path in list_checkpoints(run.checkpoints)}
 
     def send(self, session: GrpcLink) -> None:
         """Send new rows, then new checkpoints, the newest first. Raises LinkError."""
         for news in self._new_rows():
             session.call(news)
-        for path in reversed(list_checkpoints(self.run.checkpoints)):
-            if version_of(path) not in self.sent:
+        for path in reversed(list_checkpoints(self._run.checkpoints)):
+            if path.name not in self._sent:
                 self._send_checkpoint(path)
-                self.sent.add(version_of(path))
+                self._sent.add(path.name)
 
     def _send_checkpoint(self, path: Path) -> None:
         for name in (*FILES, MANIFEST):
             if not (path / name).exists():  # removed meanwhile, since there are newer ones
                 return
-            file = CheckpointFile(job=self.job, path=f"checkpoints/{path.name}/{name}")
-            list(self.connection.ask(file, file_chunks(path / name)))
+            file = CheckpointFile(job=self._job, path=f"checkpoints/{path.name}/{name}")
+            list(self._connection.ask(file, file_chunks(path / name)))
 
     def _new_rows(self) -> Iterator[JobNews]:
         """Rows that have been completely written since the last call."""
-        if not self.run.metrics.exists():
+        if not self._run.metrics.exists():
             return
-        with open(self.run.metrics, "rb") as file:
-            file.seek(self.read_bytes)
+        with open(self._run.metrics, "rb") as file:
+            file.seek(self._read_bytes)
             while lines := [line for line in file.readlines(NEWS_BYTES) if line.endswith(b"\n")]:
-                self.read_bytes += sum(map(len, lines))
-                yield JobNews(job=self.job, rows=b"".join(lines).decode(errors="replace"))
+                self._read_bytes += sum(map(len, lines))
+                yield JobNews(job=self._job, rows=b"".join(lines).decode(errors="replace"))
 
 
 class JobWorker:
@@ -179,6 +175,7 @@ class JobWorker:
                 for file in order.begun:
                     (run.path / file.path).parent.mkdir(parents=True, exist_ok=True)
                     connection.fetch(file, to=run.path / file.path)
+            outbox = Outbox(connection, order.job, run)
             self._executor.start(order.job, run, place=PLACE)
         except CuadrillaError as error:
             if isinstance(error, Refused) or not isinstance(error, LinkError):
@@ -186,9 +183,7 @@ class JobWorker:
                 session.call(Goodbye(reason=error.message))
             raise
         log.log(NOTE, "job %s", _folder(order.job))
-        read_bytes = run.metrics.stat().st_size if run.metrics.exists() else 0
-        sent = {version_of(path) for path in list_checkpoints(run.checkpoints)}
-        return Outbox(connection=connection, job=order.job, run=run, read_bytes=read_bytes, sent=sent)
+        return outbox
 
 
 def _folder(job: str) -> str:
