@@ -28,8 +28,8 @@ def section_of(**more: object) -> TuneSection:
 def search_of(
     section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, folder: Path = Path("none")
 ) -> Search:
-    held, runs = storage or optuna.storages.InMemoryStorage(), SearchFolder(folder, text=BASE)
-    return Search(section, space=SPACE, storage=held, folder=runs)
+    held = storage or optuna.storages.InMemoryStorage()
+    return Search(section, space=SPACE, storage=held, folder=SearchFolder(folder))
 
 
 def finish(search: Search, job: str, score: float | None = None) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 from cuadrilla.config import Config, LocalEngine
 from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic
-from cuadrilla.runfile import as_sets, has_begun, resolve, to_toml
-from cuadrilla.tune.space import Values
+from cuadrilla.runfile import has_begun, to_toml
 
 TUNE = "tune"
 USUAL_METRICS = ("val_bits_per_byte", "val_loss")
@@ -26,34 +25,23 @@ USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 @dataclass(frozen=True)
 class SearchFolder:
-    """A search's paths, and the run files of its trials. `text`: its own run file. `sets`: settings typed over that."""
+    """A search's paths, and the run files of its trials."""
 
     path: Path
-    text: str = ""
-    sets: tuple[str, ...] = ()
 
     @property
     def best(self) -> RunDir:
         return RunDir(self.path / "best")
 
-    @property
-    def study(self) -> Path:
-        return self.path / "study.db"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
     def run(self, job: str) -> RunDir:
         return RunDir(self.path / job)
 
-    def make_trial(self, job: str, values: Values) -> RunDir:
-        """Make a trial's run directory with its run file, unless it exists. Raises ConfigError, DataError,
-        ResourceError."""
+    def make_trial(self, job: str, config: Config) -> RunDir:
+        """Make a trial's run directory with its run file, unless it exists. `config`: the search's run file with the
+        trial's values. Raises ConfigError, DataError, ResourceError."""
         run = self.run(job)
         if not run.run_file.exists():
             make_private(run.path)
-            config = resolve(self.text, sets=[*self.sets, *as_sets(values)]).config
             config = config.for_others().model_copy(update={"engine": LocalEngine()})
             config, _ = decide(_moved_to(run.path, config, base=self.path.parent), run)
             write_atomic(run.run_file, to_toml(config), private=True)

@@ -144,7 +144,7 @@ class Search:
         return job_of(left[0]) if left else None
 
     def run_of(self, job: str) -> RunDir:
-        return self.folder.make_trial(job, dict(self.trial(job).params))
+        return self.folder.make_trial(job, self._space.config(self.trial(job).params))
 
     def begun(self, _job: str, _place: str) -> None: ...
 
@@ -261,17 +261,17 @@ def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
 
     text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
-    folder = SearchFolder(run_file.parent.resolve() / TUNE, text=text, sets=tuple(sets))
     space = Space(config.tune, text=text, sets=sets)
+    folder = RunDir(run_file.parent.resolve() / TUNE)
     make_private(folder.path)
     with FolderLock(folder.lock), storing():
         make_task(config, folder.path.parent)
-        search = Search(config.tune, space=space, storage=open_storage(folder.study), folder=folder)
+        storage = open_storage(folder.path / "study.db")
+        search = Search(config.tune, space=space, storage=storage, folder=SearchFolder(folder.path))
         same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
         search.require_same(to_toml(same))
-        status = RunDir(folder.path).status
-        write_json(status, {"state": "running"}, private=True)
+        write_json(folder.status, {"state": "running"}, private=True)
         try:
             yield search
         finally:
-            write_json(status, {"state": "complete" if search.is_done else "stopped"}, private=True)
+            write_json(folder.status, {"state": "complete" if search.is_done else "stopped"}, private=True)

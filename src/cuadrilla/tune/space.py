@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cuadrilla.config import DimensionSection, Scalar, TuneSection
+from cuadrilla.config import Config, DimensionSection, Scalar, TuneSection
 from cuadrilla.errors import ConfigError
 from cuadrilla.runfile import as_sets, dump, leaves, resolve
 
@@ -47,6 +47,10 @@ class Space:
         for key in self.dimensions:
             self._try(key, next((kind for kind in self._kinds if key in self._keys(kind)), {}))
 
+    def config(self, values: Values) -> Config:
+        """The run file with these values. Raises ConfigError."""
+        return resolve(self._text, sets=[*self._sets, *as_sets(values)]).config
+
     def suggest(self, trial: "Trial") -> None:
         """Have a trial of Optuna choose a value for each setting that its run has."""
         kind = {KIND: _suggested(trial, KIND, self.dimensions[KIND])} if KIND in self.dimensions else {}
@@ -69,7 +73,7 @@ class Space:
 
     def _keys(self, kind: Values) -> list[str]:
         """The settings that are chosen behind the kind: those that a run of this kind has."""
-        run = leaves(dump(resolve(self._text, sets=[*self._sets, *as_sets(kind)]).config))
+        run = leaves(dump(self.config(kind)))
         return [key for key in self.dimensions if key in run and key != KIND]
 
     def _try(self, key: str, kind: Values) -> None:
@@ -77,7 +81,7 @@ class Space:
         values: Sequence[Scalar] = dimension.choices or _ends(dimension)
         for value in values:
             try:
-                resolve(self._text, sets=[*self._sets, *as_sets({**kind, key: value})])
+                self.config({**kind, key: value})
             except ConfigError as error:
                 raise ConfigError(
                     "tune.space.{key}: {value!r} cannot be tried: {reason}",
