@@ -84,11 +84,11 @@ class Island:
         else:
             self.device = choose_device(requested)
 
-    def equip(self, config: Config, folder: Path, *, threads: int = 0, speed: float = 1.0) -> Equipment:
+    def equip(self, config: Config, folder: Path, *, threads: int = 0) -> Equipment:
         """Load model and data on this rank's device and compare them; called at every rank. `threads` 0: as many as
         `cores`. Raises as `compare`."""
         self.take_device(config.train.device)
-        made = equip_worker(config, folder, device=str(self.device), cores=threads or self.cores, speed=speed)
+        made = equip_worker(config, folder, device=str(self.device), cores=threads or self.cores)
         self.compare(config, made.task, made.model, parameters=made.parameters[0])
         return made
 
@@ -180,18 +180,16 @@ def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) ->
     island.compare(context.config, context.task, context.model, parameters=context.parameters[0])
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
-    links: list[IslandLink] = []
-
-    def asked_to_stop() -> None:
-        context.coordination.request_stop(Message("another rank was asked to stop"))
+    asked = Message("another rank was asked to stop")
+    link = island.link(asked_to_stop=lambda: context.coordination.request_stop(asked))
 
     def around(inner: Link) -> Link:
-        links.append(island.link(inner=inner, asked_to_stop=asked_to_stop))
-        return links[0]
+        link.inner = inner
+        return link
 
     outcome = run_local(context, wrap_link=around, cores=island.cores)
-    if not links:  # there was nothing left to train
-        island.link().broadcast(Stop(reason=outcome.reason))
+    if link.inner is None:  # there was nothing left to train
+        link.broadcast(Stop(reason=outcome.reason))
     island.end({**dataclasses.asdict(outcome), "last_row": finite(outcome.last_row)})
     return outcome
 

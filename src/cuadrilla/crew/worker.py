@@ -160,13 +160,13 @@ class _Worker:
         return in_session(connection, self._node, parameters=self._equipment.parameters, work=work)
 
     def _equip(self, config: Config, folder: Path) -> Equipment:
-        threads, speed = self._use.threads, self._shape.speed
+        use = self._use
         if self._island is not None:
             self._island.share(config, folder)
-            equipment = self._island.equip(config, folder, threads=threads, speed=speed)
+            equipment = self._island.equip(config, folder, threads=use.threads)
             log.log(NOTE, "one worker of %s", self._island)
             return equipment
-        return equip_worker(config, folder, device=self._use.device, cores=threads, speed=speed)
+        return equip_worker(config, folder, device=use.device, cores=use.threads, speed=self._shape.speed)
 
     def _train(self, equipment: Equipment, session: GrpcLink) -> Stop:
         practice = PracticeLink(
