@@ -56,7 +56,7 @@ class Sampler:
         self.gpus = gpus or Gpus()
         self._cgroups = cgroups or Cgroups()
         self._last: dict[str, tuple[float, float]] = {}
-        """By name of the counter: its last value, and the total at that time (seconds, or seconds of all cores)."""
+        """By name of a counter: when it was read last, in monotonic seconds, and its value then."""
 
     def sample(self) -> Usage:
         """The machine now. Never raises. May take some seconds if a driver hangs."""
@@ -71,8 +71,8 @@ class Sampler:
         if limited is None:
             return {"cpu_percent": psutil.cpu_percent()}
         seconds, cores = limited
-        part = self._part("quota", seconds, time.monotonic() * cores)
-        return {"cpu_percent": None if part is None else min(100.0, round(100.0 * part, 1))}
+        percent = self._rate("quota", 100.0 * seconds / cores)
+        return {"cpu_percent": None if percent is None else min(100.0, percent)}
 
     def _memory(self) -> dict[str, Any]:
         used, memory = read_memory(self._cgroups)
@@ -95,16 +95,12 @@ class Sampler:
         return {"battery_percent": percent, "on_battery": on_battery}
 
     def _rate(self, name: str, counted: float) -> float | None:
-        part = self._part(name, counted, time.monotonic())
-        return None if part is None else round(part, 1)
-
-    def _part(self, name: str, counted: float, total: float) -> float | None:
-        """The increase of a counter since the last call, divided by the increase of `total`."""
-        last = self._last.get(name)
-        self._last[name] = (counted, total)
-        if last is None or total <= last[1]:
+        """The increase of a counter per second since the last call."""
+        last, now = self._last.get(name), time.monotonic()
+        self._last[name] = (now, counted)
+        if last is None or now <= last[0]:
             return None
-        return max(0.0, (counted - last[0]) / (total - last[1]))  # a counter may restart at 0
+        return round(max(0.0, (counted - last[1]) / (now - last[0])), 1)  # a counter may restart at 0
 
 
 def _heat() -> dict[str, Any]:
