@@ -116,9 +116,6 @@ class Children:
             command, stdin=subprocess.PIPE, stdout=self._outputs[name], stderr=stderr, env=env, process_group=group
         )
 
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self.alive.items()}
-
     def poll(self) -> dict[str, Ending]:
         """The children that have ended since the last call."""
         ended = [name for name, process in self.alive.items() if process.poll() is not None]

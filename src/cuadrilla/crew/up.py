@@ -76,7 +76,7 @@ def run_crew(context: RunContext, run: RunDir, *, opening: Opening) -> Outcome:
         crew.open(Address.parse(engine.listen))
         _start_workers(children, context.config, run, crew, private=private, alone=alone)
         if opening.opened is not None:
-            opening.opened(crew, children.pids())
+            opening.opened(crew, {name: child.pid for name, child in children.alive.items()})
         return context.coordination.serve(partial(_poll, context, crew, children, alone=alone))
 
 
