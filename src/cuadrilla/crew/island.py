@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # exported without saying so
 
 from cuadrilla.config import Config
@@ -35,7 +34,6 @@ from cuadrilla.link.base import Link, Stop
 from cuadrilla.link.island import IslandLink, broadcast_bytes, gathered
 from cuadrilla.link.wire import Layout
 from cuadrilla.messages import Message
-from cuadrilla.model.task import Task
 from cuadrilla.rundir import finite
 from cuadrilla.runfile import dump, load_dumped
 from cuadrilla.sync.statistics import refuse_private_buffers
@@ -89,12 +87,13 @@ class Island:
         `cores`. Raises as `compare`."""
         self.take_device(config.train.device)
         made = equip_worker(config, folder, device=str(self.device), cores=threads or self.cores)
-        self.compare(config, made.task, made.model, parameters=made.parameters[0])
+        self.compare(made)
         return made
 
-    def compare(self, config: Config, task: Task, model: nn.Module, *, parameters: Layout) -> None:
-        """Check that all ranks have the same data and program. `parameters`: layout of a version. Raises at every rank
-        a ConfigError that names the rank which differs."""
+    def compare(self, equipment: Equipment) -> None:
+        """Check that all ranks have the same data and program. Raises at every rank a ConfigError that names the rank
+        which differs."""
+        config, task = equipment.config, equipment.task
         if config.sync.kind != "exact":
             raise ConfigError(
                 "ranks can be one worker only where every step is exact; this run may train in windows",
@@ -103,11 +102,11 @@ class Island:
         mine = {
             "data": hashlib.sha256(task.data_hash().encode()).hexdigest()[:SHOWN_DIGITS],
             "torch": torch.__version__,
-            **code_fingerprint(task, model),
+            **code_fingerprint(task, equipment.model),
             **({**environment(self.device), "threads": str(config.train.threads)} if config.sync.strict else {}),
         }
         require_alike(gathered(mine))
-        self._parameters = parameters
+        self._parameters = equipment.parameters[0]
         self.choose_backend()
 
     def choose_backend(self, *, asked: str = "auto") -> None:
@@ -177,7 +176,7 @@ def _form_group(place: Place) -> None:
 
 def lead(context: RunContext, island: Island, *, tell: Callable[[str], None]) -> Outcome:
     """At rank 0: coordinate, and train with all ranks as one worker. Raises what made the run fail."""
-    island.compare(context.config, context.task, context.model, parameters=context.parameters[0])
+    island.compare(context)
     refuse_private_buffers(context.model)
     tell(Message("island     {island}", island=island))
     asked = Message("another rank was asked to stop")
