@@ -101,12 +101,8 @@ class Search:
 
     def ranked(self) -> "list[FrozenTrial]":
         """Trials that have ended, the best first."""
-
-        def rank(trial: "FrozenTrial") -> tuple[bool, float, int]:
-            score = score_of(trial)
-            return score is None, (-1 if self.section.maximize else 1) * (score or 0.0), trial.number
-
-        return sorted(self.ended_trials, key=rank)
+        sign = -1 if self.section.maximize else 1
+        return sorted(self.ended_trials, key=lambda trial: (score_of(trial) is None, sign * (score_of(trial) or 0.0)))
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each trial that has ended, the best first."""
