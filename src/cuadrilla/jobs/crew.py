@@ -93,8 +93,7 @@ class CrewExecutor:
 
     @property
     def places(self) -> dict[str, str]:
-        assigned = self._assigned()
-        return {name: assigned[name].job if name in assigned else "" for name in sorted(self._machines)}
+        return {name: assigned.job if assigned else "" for name, assigned in sorted(self._machines.items())}
 
     def _assigned(self) -> dict[str, AssignedJob]:
         return {name: assigned for name, assigned in list(self._machines.items()) if assigned is not None}
