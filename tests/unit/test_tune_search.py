@@ -13,7 +13,6 @@ from cuadrilla.config import TuneSection
 from cuadrilla.errors import EnvironmentProblem, ResourceError
 from cuadrilla.jobs.executor import Ended
 from cuadrilla.rundir import write_json
-from cuadrilla.tune.folder import SearchFolder
 from cuadrilla.tune.search import Search, open_storage, score_of, storing
 from tests.unit.test_tune_space import BASE, space_of
 from tests.watched import add_rows
@@ -29,7 +28,7 @@ def search_of(
     section: TuneSection, *, storage: optuna.storages.BaseStorage | None = None, folder: Path = Path("none")
 ) -> Search:
     held = storage or optuna.storages.InMemoryStorage()
-    return Search(section, space=SPACE, storage=held, folder=SearchFolder(folder))
+    return Search(section, space=SPACE, storage=held, folder=folder)
 
 
 def finish(search: Search, job: str, score: float | None = None) -> None:
@@ -78,7 +77,7 @@ def test_a_run_that_is_behind_is_called_back_and_counts_as_stopped(tmp_path: Pat
     for number in range(6):
         job = search.next_job()
         assert job is not None
-        run = search.folder.run(job)
+        run = search.run(job)
         run.path.mkdir()
         run.run_file.write_text(BASE)
         num_steps, loss = (200, 1.0) if number < 5 else (800, 9.0)

@@ -82,7 +82,7 @@ def _tell_begin(search: "Search") -> None:
         number=search.num_trials,
         settings=len(search.section.space),
         sampler=search.section.sampler,
-        folder=typed(search.folder.path),
+        folder=typed(search.folder),
     )
     if search.ended_trials:
         say("resumed    {number} trials are finished", number=len(search.ended_trials))
@@ -112,6 +112,7 @@ def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
 
 def _report(search: "Search") -> None:
     """Print the best trials, and what to type next."""
+    from cuadrilla.tune.folder import BEST
     from cuadrilla.tune.search import job_of
 
     emit_table(search.table(), most=SHOWN_BEST)
@@ -121,6 +122,6 @@ def _report(search: "Search") -> None:
     elif best is None:
         say("\nno trial has finished yet")
     else:
-        advise(f"eval {typed(search.folder.run(job_of(best)).path)}")
-        run = typed(search.folder.best.path)
+        advise(f"eval {typed(search.run(job_of(best)).path)}")
+        run = typed(search.run(BEST).path)
         say("      cuadrilla train {run}    (a run of its own with these settings)", run=run)

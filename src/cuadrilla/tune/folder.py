@@ -10,7 +10,6 @@ A trial's run file has every setting.
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +18,25 @@ from cuadrilla.plan.decide import decide
 from cuadrilla.rundir import RunDir, last_rows, make_private, write_atomic
 from cuadrilla.runfile import has_begun, to_toml
 
-TUNE = "tune"
+TUNE, BEST = "tune", "best"
 USUAL_METRICS = ("val_bits_per_byte", "val_loss")
 
 
-@dataclass(frozen=True)
-class SearchFolder:
-    """A search's paths, and the run files of its trials."""
+def make_trial(run: RunDir, config: Config) -> None:
+    """Make a trial's run directory with its run file, unless it exists. `config`: the search's run file with the
+    trial's values. Raises ConfigError, DataError, ResourceError."""
+    if not run.run_file.exists():
+        make_private(run.path)
+        config = config.for_others().model_copy(update={"engine": LocalEngine()})
+        config, _ = decide(_moved_to(run.path, config, base=run.path.parents[1]), run)
+        write_atomic(run.run_file, to_toml(config), private=True)
 
-    path: Path
 
-    @property
-    def best(self) -> RunDir:
-        return RunDir(self.path / "best")
-
-    def run(self, job: str) -> RunDir:
-        return RunDir(self.path / job)
-
-    def make_trial(self, job: str, config: Config) -> RunDir:
-        """Make a trial's run directory with its run file, unless it exists. `config`: the search's run file with the
-        trial's values. Raises ConfigError, DataError, ResourceError."""
-        run = self.run(job)
-        if not run.run_file.exists():
-            make_private(run.path)
-            config = config.for_others().model_copy(update={"engine": LocalEngine()})
-            config, _ = decide(_moved_to(run.path, config, base=self.path.parent), run)
-            write_atomic(run.run_file, to_toml(config), private=True)
-        return run
-
-    def keep_best(self, job: str) -> None:
-        """Copy a trial's run file as the run `best`, unless that run has begun. Raises ResourceError."""
-        if not has_begun(self.best):
-            make_private(self.best.path)
-            write_atomic(self.best.run_file, self.run(job).run_file.read_bytes(), private=True)
+def keep_best(trial: RunDir, best: RunDir) -> None:
+    """Copy a trial's run file as the run `best`, unless that run has begun. Raises ResourceError."""
+    if not has_begun(best):
+        make_private(best.path)
+        write_atomic(best.run_file, trial.run_file.read_bytes(), private=True)
 
 
 def describe(values: Mapping[str, Any]) -> str:

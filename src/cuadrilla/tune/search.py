@@ -20,7 +20,7 @@ from cuadrilla.jobs.executor import Ended
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, last_rows, make_private, read_object, typed, write_json
 from cuadrilla.runfile import read_run_file, to_toml
-from cuadrilla.tune.folder import TUNE, SearchFolder, discard_weights, read_scores
+from cuadrilla.tune.folder import BEST, TUNE, discard_weights, keep_best, make_trial, read_scores
 from cuadrilla.tune.space import Space
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def score_of(trial: "FrozenTrial") -> float | None:
 
 
 class Search:
-    """`tell`: called with the score of each run that has ended."""
+    """`folder`: of the trials. `tell`: called with the score of each run that has ended."""
 
-    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage", folder: SearchFolder) -> None:
+    def __init__(self, section: TuneSection, *, space: Space, storage: "BaseStorage", folder: Path) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -82,7 +82,7 @@ class Search:
             self._study.set_user_attr(SETTINGS, settings)
         elif before != settings:
             hint = "put the old values back, or move {folder} away to begin anew"
-            raise ConfigError("this search began with other settings", hint=hint, folder=typed(self.folder.path))
+            raise ConfigError("this search began with other settings", hint=hint, folder=typed(self.folder))
 
     @property
     def trials(self) -> "list[FrozenTrial]":
@@ -109,6 +109,9 @@ class Search:
         rows = [{"run": job_of(trial), "score": score_of(trial), **trial.params} for trial in self.ranked()]
         keys = list(dict.fromkeys(key for row in rows for key in row))
         return [{key: row.get(key) for key in keys} for row in rows]
+
+    def run(self, job: str) -> RunDir:
+        return RunDir(self.folder / job)
 
     def trial(self, job: str) -> "FrozenTrial":
         return next(trial for trial in self.trials if job_of(trial) == job)
@@ -140,14 +143,15 @@ class Search:
         return job_of(left[0]) if left else None
 
     def run_of(self, job: str) -> RunDir:
-        return self.folder.make_trial(job, self._space.config(self.trial(job).params))
+        make_trial(self.run(job), self._space.config(self.trial(job).params))
+        return self.run(job)
 
     def begun(self, _job: str, _place: str) -> None: ...
 
     def ended(self, ended: Ended) -> None:
         score = None
         if ended.complete:
-            scores = read_scores(self.folder.run(ended.job), self.section.metric)
+            scores = read_scores(self.run(ended.job), self.section.metric)
             score = (max if self.section.maximize else min)(scores.values(), default=None)
             ended = ended if scores else replace(ended, reason=self._without_score(ended.job))
         elif ended.job in self._behind:
@@ -166,7 +170,7 @@ class Search:
 
     def _is_behind(self, job: str) -> bool:
         """Whether a running trial is worse than the median of the others."""
-        run = self.folder.run(job)
+        run = self.run(job)
         size = run.metrics.stat().st_size if run.metrics.exists() else 0
         if size == self._looked.get(job, 0):
             return False
@@ -193,12 +197,12 @@ class Search:
         best = self.best
         for trial in self.ended_trials:
             if best is None or trial.number != best.number:
-                discard_weights(self.folder.run(job_of(trial)))
+                discard_weights(self.run(job_of(trial)))
         if best is not None:
-            self.folder.keep_best(job_of(best))
+            keep_best(self.run(job_of(best)), self.run(BEST))
 
     def _without_score(self, job: str) -> Message:
-        known = ", ".join(sorted({key for row in last_rows(self.folder.run(job).metrics) for key in row}))
+        known = ", ".join(sorted({key for row in last_rows(self.run(job).metrics) for key in row}))
         return Message("no step has {name}; there are {known}", name=self.section.metric or "val_loss", known=known)
 
     # -- the study -----------------------------------------------------------------------------------------------------
@@ -263,7 +267,7 @@ def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
     with FolderLock(folder.lock), storing():
         make_task(config, folder.path.parent)
         storage = open_storage(folder.path / "study.db")
-        search = Search(config.tune, space=space, storage=storage, folder=SearchFolder(folder.path))
+        search = Search(config.tune, space=space, storage=storage, folder=folder.path)
         same = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": 0})})
         search.require_same(to_toml(same))
         write_json(folder.status, {"state": "running"}, private=True)
