@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_work_waits_for_a_game_and_begins_behind_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("cuadrilla.crew.idle_policy.POLL_SECONDS", 0.01)
     monkeypatch.setattr("cuadrilla.crew.idle_policy.QUIET_SECONDS", 0.05)
     cards = Cards(*[use(None, 60)] * 3, use(0, None))
-    assert policy_with(cards, Home(tmp_path / "home")).wait_until_idle() >= 0.05
+    assert policy_with(cards, Home(tmp_path / "home")).wait_until_idle(unless=threading.Event()) >= 0.05
     assert cards.answers == [use(0, None)]
 
 

@@ -54,17 +54,15 @@ class IdlePolicy:
         self._used_at = float("-inf")  # a machine is quiet until it was seen to be used
         self._gpus = gpus or Gpus()
 
-    def wait_until_idle(self, *, unless: threading.Event | None = None) -> float:
+    def wait_until_idle(self, *, unless: threading.Event) -> float:
         """Wait until work may begin, and log why it waits. Return the seconds waited. Ends when `unless` is set."""
         logged, began = "", time.monotonic()
-        while (reason := self.why_wait(working=False)) is not None:
-            if unless is not None and unless.is_set():
-                return time.monotonic() - began
+        while not unless.is_set() and (reason := self.why_wait(working=False)) is not None:
             if reason != logged:
                 log.log(NOTE, "waiting: %s", reason)
                 logged = reason
-            time.sleep(POLL_SECONDS)
-        if logged:
+            unless.wait(POLL_SECONDS)
+        if logged and not unless.is_set():
             log.log(NOTE, "working again")
         return time.monotonic() - began
 

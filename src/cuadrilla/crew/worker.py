@@ -66,11 +66,11 @@ def serve_sessions(
     `serve` holds a session and returns the Stop that ended it. Raises Refused if this node is not wanted any more,
     LinkError, and what `serve` raises.
     """
-    patience = Patience(node)
+    patience, leaving = Patience(node), leaving or threading.Event()
     while True:
         if node.idle_policy is not None:
             patience.reached += node.idle_policy.wait_until_idle(unless=leaving)
-        if leaving is not None and leaving.is_set():
+        if leaving.is_set():
             return LEAVES
         try:
             with closing(node.connect(patience.address, device=device)) as connection:
