@@ -10,7 +10,7 @@ Invariants
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from cuadrilla.host.facts import Facts, read_facts
@@ -96,76 +96,64 @@ def ask(argv: Sequence[str], *, seconds: float) -> ProbeAnswer:
 
 def assemble(said: ProbeAnswer, *, visible: str | None, facts: Facts) -> list[Device]:
     """The devices, from what the child printed; a pure function. `visible`: CUDA_VISIBLE_DEVICES."""
-    driver = said.first("cards").get("driver")
     rows = [row for row in said.all("device") if row["kind"] != "cpu"]
-    found = [(row, _why_broken(row, said, driver)) for row in rows]
+    found = [_device(row, said, facts, why=_why_broken(row, said)) for row in rows]
     num_seen = sum(row["kind"] == "cuda" for row in rows)
     if visible is None and (said.fault or not num_seen):  # NVML and torch order cards alike
-        cards = said.first("cards").get("gpus", [])[num_seen:]
-        found += [({**card, "kind": "cuda"}, _why_unseen(said, _capability(card), driver)) for card in cards]
-    devices = [_accelerator(row, said, driver=driver, chip=facts.processor, why=why) for row, why in found]
+        cards = [{**card, "kind": "cuda"} for card in said.first("cards").get("gpus", [])[num_seen:]]
+        found += [_device(card, said, facts, why=_why_unseen(card, said)) for card in cards]
     if visible is None or visible.strip() not in ("", "-1"):
-        devices += _suspected({device.kind for device in devices}, said, facts)
-    return [*devices, _cpu(said, facts)]
+        found += _suspected({device.kind for device in found}, said, facts)
+    cpu = {"kind": "cpu", "index": 0, "memory_bytes": facts.memory_bytes}
+    return [*found, _device(cpu, said, facts, why=_why_no_torch(said))]
 
 
-def _cpu(said: ProbeAnswer, facts: Facts) -> Device:
-    """The processor's row. If torch cannot be loaded at all, its error stands here."""
-    about, hint = said.first("torch"), ""
-    error = next((row["error"] for row in said.all("device") if row["kind"] == "cpu"), None)
-    if about.get("error"):
-        error, hint = Message("PyTorch cannot be loaded: {reason}", reason=str(about["error"])), HINT_INSTALL
-    elif not about.get("version"):
-        error = Message("PyTorch {fault}", fault=said.fault or Message("said nothing"))
-        hint = HINT_SLOW if said.timed_out else HINT_INSTALL
-    elif error:
-        hint = HINT_INSTALL
-    return Device(
-        kind="cpu",
-        index=0,
-        name=facts.processor or facts.machine or Message("unknown processor"),
-        memory_bytes=facts.memory_bytes,
-        torch_version=about.get("version"),
-        error=error,
-        hint=hint,
-    )
-
-
-def _accelerator(
-    row: Row, said: ProbeAnswer, *, driver: str | None, chip: str | None, why: tuple[str | None, str]
-) -> Device:
-    """The row of an accelerator. `chip`: the name of one that has none of its own. `why`: its error and its hint."""
+def _device(row: Row, said: ProbeAnswer, facts: Facts, *, why: tuple[str | None, str]) -> Device:
+    """A device. One without a name of its own has the processor's. `why`: its error and its hint."""
     return Device(
         kind=row["kind"],
         index=row["index"],
-        name=row.get("name") or chip or Message("unknown"),
+        name=row.get("name") or facts.processor or facts.machine or Message("unknown"),
         memory_bytes=row.get("memory_bytes"),
         capability=_capability(row),
-        driver=row.get("driver") or driver,
+        driver=row.get("driver") or (said.first("cards").get("driver") if row["kind"] == "cuda" else None),
         torch_version=said.first("torch").get("version"),
         error=why[0],
         hint=why[1],
     )
 
 
-def _why_broken(row: Row, said: ProbeAnswer, driver: str | None) -> tuple[str | None, str]:
+def _why_no_torch(said: ProbeAnswer) -> tuple[str | None, str]:
+    """Error and hint of the processor, where torch cannot be loaded at all or computes wrongly; else no error."""
+    about = said.first("torch")
+    if about.get("error"):
+        return Message("PyTorch cannot be loaded: {reason}", reason=str(about["error"])), HINT_INSTALL
+    if not about.get("version"):
+        fault = said.fault or Message("said nothing")
+        return Message("PyTorch {fault}", fault=fault), HINT_SLOW if said.timed_out else HINT_INSTALL
+    error = next((row["error"] for row in said.all("device") if row["kind"] == "cpu"), None)
+    return error, HINT_INSTALL if error else ""
+
+
+def _why_broken(row: Row, said: ProbeAnswer) -> tuple[str | None, str]:
     """Error and hint of an accelerator that torch sees; no error if it computes."""
     capability, error = _capability(row), row.get("error")
     if NO_KERNELS not in str(error) or capability is None:
         return error, HINT_RESTART if error else ""
     template = "PyTorch {version} has no kernels for compute capability {capability}"
     dotted, version = f"{capability[0]}.{capability[1]}", said.first("torch").get("version")
-    return Message(template, version=version, capability=dotted), install_hint(capability, driver)
+    found = Message(template, version=version, capability=dotted)
+    return found, install_hint(capability, said.first("cards").get("driver"))
 
 
-def _why_unseen(said: ProbeAnswer, capability: Capability | None, driver: str | None) -> tuple[str, str]:
+def _why_unseen(card: Row, said: ProbeAnswer) -> tuple[str, str]:
     """Error and hint of a card that the driver sees and torch does not."""
-    about = said.first("torch")
+    about, driver = said.first("torch"), said.first("cards").get("driver")
     version, cuda = about.get("version"), about.get("cuda")
     if said.fault or not version:
         fault = said.fault or about.get("error") or Message("is not usable")
         return Message("PyTorch {fault}", fault=fault), HINT_SLOW if said.timed_out else HINT_INSTALL
-    install = install_hint(capability, driver)
+    install = install_hint(_capability(card), driver)
     if not cuda:
         return Message("this PyTorch ({version}) is built without CUDA", version=version), install
     if driver and driver_major(driver) < CUDA_13_DRIVER and str(cuda).startswith("13"):
@@ -177,20 +165,20 @@ def _why_unseen(said: ProbeAnswer, capability: Capability | None, driver: str | 
 
 def _suspected(kinds: set[Kind], said: ProbeAnswer, facts: Facts) -> list[Device]:
     """The row of an accelerator of which only a failure is known."""
-    version, cards = said.first("torch").get("version"), said.first("cards")
-    broken = Device(kind="cuda", index=0, name=Message("unknown"), torch_version=version, hint=HINT_RESTART)
-    begun = said.first("begin").get("kind")
+    cards, begun = said.first("cards"), said.first("begin").get("kind")
+    cuda = {"kind": "cuda", "index": 0, "name": Message("unknown")}
     if said.fault and begun and begun not in kinds:
-        hint = HINT_SLOW if said.timed_out else HINT_RESTART
-        return [replace(broken, kind=begun, error=Message("PyTorch {fault}", fault=said.fault), hint=hint)]
+        why = Message("PyTorch {fault}", fault=said.fault), HINT_SLOW if said.timed_out else HINT_RESTART
+        return [_device({**cuda, "kind": begun}, said, facts, why=why)]
     if "cuda" not in kinds and (problem := cards.get("problem")):
-        return [replace(broken, error=Message("the NVIDIA driver's library says: {error}", error=problem))]
+        why = Message("the NVIDIA driver's library says: {error}", error=problem), HINT_RESTART
+        return [_device(cuda, said, facts, why=why)]
     if "cuda" not in kinds and cards.get("without_driver") and not facts.container:
-        error = Message("there is an NVIDIA card, and its driver does not run")
-        return [replace(broken, error=error, hint=HINT_DRIVER)]
-    if facts.system == "Darwin" and version and "mps" not in kinds:
-        error, hint = Message("PyTorch cannot use the GPU"), Message("PyTorch's MPS needs macOS 14 or newer")
-        return [replace(broken, kind="mps", name=facts.processor or "Apple GPU", error=error, hint=hint)]
+        why = Message("there is an NVIDIA card, and its driver does not run"), HINT_DRIVER
+        return [_device(cuda, said, facts, why=why)]
+    if facts.system == "Darwin" and said.first("torch").get("version") and "mps" not in kinds:
+        why = Message("PyTorch cannot use the GPU"), Message("PyTorch's MPS needs macOS 14 or newer")
+        return [_device({"kind": "mps", "index": 0}, said, facts, why=why)]
     return []
 
 
