@@ -170,7 +170,7 @@ def test_a_file_that_is_being_written_stops_nothing(queue: Queue) -> None:
 
 
 def test_what_cannot_begin_holds_nobody_up(queue: Queue) -> None:
-    assert queue.hand_out(Hands("ana", refuses=["uno"])) == [("uno", FAILED), ("dos", "ana")]
+    assert queue.hand_out(Hands("ana", refuses=["uno"])) == [("uno", "ana"), ("uno", FAILED), ("dos", "ana")]
     assert queue.rows()["uno"] == (FAILED, "it cannot be read")
 
 

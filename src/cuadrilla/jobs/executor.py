@@ -60,13 +60,11 @@ class JobSource(Protocol):
     def is_done(self) -> bool:
         """Whether nothing is left to do, and nothing more will come."""
 
-    def next_job(self) -> str | None:
-        """The job that a free place should do now; None if there is none."""
+    def next_job(self, place: str, /) -> str | None:
+        """The job that a free place should do now; None if there is none. It counts as running from then on."""
 
     def run_of(self, job: str) -> RunDir:
         """A job's run directory, ready to be trained. Raises CuadrillaError if it cannot be made ready."""
-
-    def begun(self, job: str, place: str, /) -> None: ...
 
     def ended(self, ended: Ended) -> None: ...
 
@@ -112,7 +110,7 @@ def hand_out(work: JobSource, executors: Sequence[Executor], *, stop: threading.
 
 def _begin(work: JobSource, executor: Executor, place: str, losses: dict[str, Deaths]) -> None:
     """Start the next job for a free place; a job that cannot be started has ended. Raises LinkError."""
-    while (job := work.next_job()) is not None:
+    while (job := work.next_job(place)) is not None:
         try:
             run = work.run_of(job)
             executor.start(job, run, place=place)
@@ -122,5 +120,4 @@ def _begin(work: JobSource, executor: Executor, place: str, losses: dict[str, De
             work.ended(Ended(job=job, place=place, reason=error.message))
         else:
             losses.setdefault(job, Deaths(run))
-            work.begun(job, place)
             return

@@ -63,14 +63,15 @@ class RunQueue:
     def is_done(self) -> bool:
         return all(run.state in (COMPLETE, FAILED) for run in self._runs.values())
 
-    def next_job(self) -> str | None:
-        return next((job for job, run in self._runs.items() if run.state == WAITING), None)
+    def next_job(self, place: str) -> str | None:
+        for job, run in self._runs.items():
+            if run.state == WAITING:
+                self._note(run, RUNNING, place=place)
+                return job
+        return None
 
     def run_of(self, job: str) -> RunDir:
         return self._runs[job].run
-
-    def begun(self, job: str, place: str) -> None:
-        self._note(self._runs[job], RUNNING, place=place)
 
     def ended(self, ended: Ended) -> None:
         run = self._runs[ended.job]

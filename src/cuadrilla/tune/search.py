@@ -130,8 +130,7 @@ class Search:
     def is_done(self) -> bool:
         return len(self.ended_trials) >= self.num_trials
 
-    def next_job(self) -> str | None:
-        """It counts as running from then on."""
+    def next_job(self, _place: str = "") -> str | None:
         trials = self.trials
         left = [trial for trial in trials if not trial.state.is_finished() and job_of(trial) not in self._running]
         if not left and len(trials) < self.num_trials:
@@ -145,8 +144,6 @@ class Search:
     def run_of(self, job: str) -> RunDir:
         make_trial(self.run(job), self._space.config(self.trial(job).params))
         return self.run(job)
-
-    def begun(self, _job: str, _place: str) -> None: ...
 
     def ended(self, ended: Ended) -> None:
         score = None
