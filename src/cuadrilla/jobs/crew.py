@@ -105,7 +105,6 @@ class CrewExecutor:
         self.crew.send(place, order)
 
     def poll(self) -> list[Ended]:
-        """Jobs that have ended since the last call."""
         while not self._heard.empty():
             self._heard.get()()
         self.crew.end_kicked()
@@ -137,7 +136,6 @@ class CrewExecutor:
                 self._heard.put(lambda: self._take(worker, message))
 
     def keep(self, worker: str, file: CheckpointFile, chunks: Iterator[bytes]) -> None:
-        """Raises ResourceError."""
         assigned = self._assigned().get(worker)
         if assigned is None or assigned.job != file.job:  # this machine has lost the job
             deque(chunks, maxlen=0)

@@ -21,11 +21,10 @@ GIVEN_BACK = (INTERRUPTED_EXIT_CODE, -signal.SIGTERM)
 
 
 class LocalExecutor:
-    """Used by one thread."""
+    """`uses`: devices of this machine, by the places' names. If a use names no device, a run trains on that of its run
+    file. `logs`: folder of the processes' output, with a file for each."""
 
     def __init__(self, uses: Mapping[str, Use], *, logs: Path) -> None:
-        """`uses`: devices of this machine, by the places' names. If a use names no device, a run trains on that of its
-        run file. `logs`: folder of the processes' output, with a file for each."""
         self._uses, self._logs = uses, logs
         self._children = Children()
         self._jobs: dict[str, str] = {}
@@ -74,7 +73,6 @@ class LocalExecutor:
                 self._children.alive[place].terminate()
 
     def close(self) -> None:
-        """End all processes."""
         self._children.end(finish_seconds=0.0)
         self._jobs.clear()
         self._preempted.clear()
