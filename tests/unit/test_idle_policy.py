@@ -56,7 +56,7 @@ def test_work_goes_on_unless_something_is_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: OwnerRules, battery: bool | None, used: float | None,
     working: bool, reason: str | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(module, "read_battery", lambda: (None, battery))
+    monkeypatch.setattr(module, "read_battery", lambda: {"on_battery": battery})
     policy = policy_with(Cards(use()), Home(tmp_path / "home"))
     policy.rules, policy._others = rules, lambda: used  # type: ignore[method-assign]
     assert policy.why_wait(working=working) == reason

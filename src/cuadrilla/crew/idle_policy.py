@@ -70,7 +70,7 @@ class IdlePolicy:
         """Why not to work now; None where nothing is in its way. `working`: whether this process works now."""
         if self._home.is_paused:
             return Message("paused by this machine's owner; to resume: cuadrilla pause --off")
-        if self.rules.on_power and read_battery()[1]:
+        if self.rules.on_power and read_battery().get("on_battery"):
             return Message("on battery")
         if self.rules.while_idle and self._is_used(working=working):
             return Message("the machine is being used")

@@ -61,7 +61,7 @@ class Sampler:
     def sample(self) -> Usage:
         """The machine now. Never raises. May take some seconds if a driver hangs."""
         found: dict[str, Any] = {}
-        for read in (self._cpu, self._memory, self._disk, self._network, self._battery, _heat):
+        for read in (self._cpu, self._memory, self._disk, self._network, read_battery, _heat):
             with suppress(*PSUTIL_ERRORS):
                 found |= read()
         return Usage(**found, gpus=self.gpus.sample())
@@ -90,10 +90,6 @@ class Sampler:
             "network_received_bytes_per_second": self._rate("received", sum(each.bytes_recv for each in counted)),
         }
 
-    def _battery(self) -> dict[str, Any]:
-        percent, on_battery = read_battery()
-        return {"battery_percent": percent, "on_battery": on_battery}
-
     def _rate(self, name: str, counted: float) -> float | None:
         """The increase of a counter per second since the last call."""
         last, now = self._last.get(name), time.monotonic()
@@ -110,11 +106,12 @@ def _heat() -> dict[str, Any]:
     return {"temperature_celsius": known[0]} if known else {}
 
 
-def read_battery() -> tuple[float | None, bool | None]:
-    """(percent, whether the machine runs on battery). Each is None if unknown or without a battery. Never raises."""
+def read_battery() -> dict[str, Any]:
+    """The battery's charge, and whether the machine runs on it; {} without a battery. Never raises."""
     found = None
     with suppress(*PSUTIL_ERRORS):
         found = psutil.sensors_battery()
     if found is None:
-        return None, None
-    return found.percent, None if found.power_plugged is None else not found.power_plugged
+        return {}
+    plugged = found.power_plugged
+    return {"battery_percent": found.percent, "on_battery": None if plugged is None else not plugged}
