@@ -79,14 +79,11 @@ class IdlePolicy:
     def _is_used(self, *, working: bool) -> bool:
         used, now = self._others() or 0.0, time.monotonic()
         if not working and self._root == os.getpid():  # else the use may be our own
-            used = max(used, self._gpu_use())
+            busy = [gpu.busy_percent or 0.0 for gpu in self._gpus.sample()]
+            used = max(used, max(busy, default=0.0) / 100)
         if used > QUIET_PART:
             self._used_at = now
         return used > BUSY_PART if working else now - self._used_at < QUIET_SECONDS
-
-    def _gpu_use(self) -> float:
-        """Part of a GPU that is in use, of several GPUs the highest; 0 if it is not known."""
-        return max((gpu.busy_percent or 0.0 for gpu in self._gpus.sample()), default=0.0) / 100
 
     def _others(self) -> float | None:
         """Part of all cores that other programs used since the last poll; None if it is not known."""
