@@ -1,6 +1,7 @@
 """A dashboard in this process, behind the product's edge, on a free port of the loopback, and a client for it."""
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
+from cuadrilla.monitor.web.app import WITHOUT_TOKEN, make_dashboard
 from cuadrilla.monitor.web.runs import Runs
 from cuadrilla.serve.edge import Edge
 from tests.loopback import ask, listening
@@ -21,7 +22,6 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 @dataclass(frozen=True)
 class ShownDashboard:
     url: str
-    dashboard: Dashboard
 
     @property
     def link(self) -> str:
@@ -43,9 +43,10 @@ class ShownDashboard:
 
 @contextmanager
 def shown(*places: Path) -> Iterator[ShownDashboard]:
-    dashboard = Dashboard(Runs(places))
-    with listening(Edge(dashboard.app, key=TOKEN, open_to_all=WITHOUT_TOKEN)) as url:
+    ends = threading.Event()
+    dashboard = make_dashboard(Runs(places), ends=ends)
+    with listening(Edge(dashboard, key=TOKEN, open_to_all=WITHOUT_TOKEN)) as url:
         try:
-            yield ShownDashboard(url, dashboard)
+            yield ShownDashboard(url)
         finally:
-            dashboard.drain()
+            ends.set()

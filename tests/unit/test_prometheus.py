@@ -46,9 +46,7 @@ def running(tmp_path: Path) -> RunReader:
         gpu = {"index": 0, "name": "RTX", "busy_percent": 97.0, "memory_used_bytes": 2**33, "power_watts": 200.5}
         add_rows(rows_of(run, name), [usage | ({"gpus": [gpu]} if name == "ana" else {})])
     hold_lock(run)
-    watched = RunReader(run)
-    watched.refresh()
-    return watched
+    return RunReader(run)
 
 
 def test_a_running_crew(running: RunReader) -> None:

@@ -155,7 +155,7 @@ def test_a_machine_s_file_that_was_rotated(tmp_path: Path, monkeypatch: pytest.M
     report = NodeReport(usage=Usage(cpu_percent=50.0), waiting_part=0.25, round_trip_seconds=0.1)
     logs.report("pc/cuda:0", NodeReport(facts={"device": "cuda"}))
     reader = RunReader(run)
-    reader.refresh()
+    reader.page()
     for _ in range(400):
         logs.report("pc/cuda:0", report)
         reader.data(now=START)

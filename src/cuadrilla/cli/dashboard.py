@@ -1,6 +1,7 @@
 """`cuadrilla dashboard`: runs and their machines in a browser of this machine, or a run as one page in a file."""
 
 import secrets
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -38,20 +39,18 @@ def dashboard(
         " in a container: --token-file FILE"
     )
     with listening(host, port, token_file, hint=hint) as (listener, key):
-        from cuadrilla.monitor.web.app import WITHOUT_TOKEN, Dashboard
+        from cuadrilla.monitor.web.app import WITHOUT_TOKEN, make_dashboard
         from cuadrilla.monitor.web.runs import Runs
         from cuadrilla.serve.edge import Edge
         from cuadrilla.serve.listen import listen, url_of
 
-        token, shown = secrets.token_urlsafe(32), Dashboard(Runs(places or [Path()]))
-        for name in shown.runs.names()[:1]:
-            shown.runs.watched(name)  # so that the first page need not wait
+        token, runs, ends = secrets.token_urlsafe(32), Runs(places or [Path()]), threading.Event()
         listen(
-            Edge(shown.app, key=key or token, open_to_all=WITHOUT_TOKEN),
+            Edge(make_dashboard(runs, ends=ends), key=key or token, open_to_all=WITHOUT_TOKEN),
             listener=listener,
             around=nullcontext(),
-            ending=shown.drain,
-            ready=lambda: _tell(url_of(listener), shown.runs.names(), token="" if key else token),
+            ending=ends.set,
+            ready=lambda: _tell(url_of(listener), runs.names(), token="" if key else token),
         )
 
 

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +32,6 @@ TAIL_BYTES = 2**18
 POINTS, SHARE_POINTS = 1200, 300
 """Maximum number of points of a curve, and of each machine's shares: a page is no wider."""
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG = 500, 100, 1000
-REFRESH_SECONDS = 0.5
 QUIET_EVENTS = ("checkpoint",)
 NODE_TAIL_BYTES = 3 * 2**15
 """Bytes to read at the end of a machine's file: some 300 rows, a quarter of an hour or more."""
@@ -121,7 +119,6 @@ class RunReader:
         self._about: tuple[object, dict[str, Any]] = (None, {})
         """When the files that `about` reads were written, and its result."""
         self._lock = threading.Lock()
-        self._refreshed = float("-inf")
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
         self._nodes: dict[str, NodeRows] = {}
@@ -132,12 +129,6 @@ class RunReader:
     @property
     def name(self) -> str:
         return self.run.path.resolve().name
-
-    def refresh(self) -> None:
-        """Read what was written since the last read, at most twice a second."""
-        with self._lock:
-            if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
-                self._take()
 
     def data(self, *, now: float, nodes: Collection[str] = ()) -> dict[str, Any]:
         """The run at `now`, in Unix seconds, with its machines: see docs/watch.md. `nodes`: names of machines to list
@@ -153,6 +144,7 @@ class RunReader:
     def page(self) -> dict[str, Any]:
         """All that a page shows, by part: plain data of bounded size, which later reads do not change."""
         with self._lock:
+            self._take()
             return {
                 "head": self._head(),
                 "crew": self._machines(),
@@ -232,7 +224,6 @@ class RunReader:
     # What was read
 
     def _take(self) -> None:
-        self._refreshed = time.monotonic()
         self.state = state_of(self.run) if self.run.path.is_dir() else STOPPED
         written = [modified(path) for path in (self.run.config, self.run.env, self.run.notes)]
         if written != self._about[0]:

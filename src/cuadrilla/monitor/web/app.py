@@ -11,6 +11,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -33,84 +34,73 @@ WITHOUT_TOKEN = (*OPEN_TO_ALL, PAGE)
 POLL_SECONDS = 1.0
 
 
-class Dashboard:
-    """The web application. `drain` ends its streams, so that the process can end."""
+def make_dashboard(runs: Runs, *, ends: threading.Event) -> FastAPI:
+    """The web application. `ends` ends its streams, so that the process can end."""
+    app = FastAPI(title="cuadrilla", openapi_url=None, docs_url=None, redoc_url=None)
 
-    def __init__(self, runs: Runs) -> None:
-        self.runs = runs
-        self._drains = False
-        self.app = FastAPI(title="cuadrilla", openapi_url=None, docs_url=None, redoc_url=None)
-        self.app.get(PAGE)(self._page)
-        for path in OPEN_TO_ALL:
-            self.app.get(path)(self._healthy)
-        self.app.get("/api/runs")(self._runs)
-        self.app.get("/api/run")(self._run)
-        self.app.post("/api/stop")(self._stop)
-        self.app.post("/api/notes")(self._note)
-        self.app.get("/metrics")(self._metrics)
-
-        async def follow(watched: Annotated[RunReader, Depends(self._watched)]) -> AsyncIterator[ServerSentEvent]:
-            sent: dict[str, Any] = {}
-            while not self._drains:
-                if news := await asyncio.to_thread(_news, watched, sent):
-                    yield ServerSentEvent(raw_data=news)
-                await asyncio.sleep(POLL_SECONDS)
-
-        self.app.get("/api/follow", response_class=EventSourceResponse)(follow)
-
-    def drain(self) -> None:
-        """May be called from any thread, and from a signal handler."""
-        self._drains = True
-
-    async def _page(self, request: Request) -> Response:
+    @app.get(PAGE)
+    async def page(request: Request) -> Response:
         text, policy = page_text(language=language(otherwise=request.headers.get("accept-language", "")))
         return HTMLResponse(text, headers=headers(policy))
 
-    async def _healthy(self) -> Response:
+    @app.get(OPEN_TO_ALL[0])
+    @app.get(OPEN_TO_ALL[1])
+    async def health() -> Response:
         return _json({"status": "ok"})
 
-    async def _runs(self) -> Response:
-        return _json({"runs": await asyncio.to_thread(self.runs.summaries)})
+    @app.get("/api/runs")
+    def summaries() -> Response:
+        return _json({"runs": runs.summaries()})
 
-    async def _run(self, of: str = "") -> Response:
-        watched = await self._watched(of)
-        page = await asyncio.to_thread(watched.page)
-        return _json({name: page[name] for name in ("figures", "about")})
+    @app.get("/metrics")
+    def metrics() -> Response:
+        found = [(key, run) for key in runs.names() if (run := runs.watched(key)) is not None]
+        return Response(metrics_text(found), media_type=CONTENT_TYPE)
 
-    async def _stop(self, of: str = "") -> Response:
-        if not await asyncio.to_thread(self.runs.stop, of):
+    _add_run(app, runs, ends=ends)
+    return app
+
+
+def _add_run(app: FastAPI, runs: Runs, *, ends: threading.Event) -> None:
+    def watched(of: str = "") -> RunReader:
+        if (found := runs.watched(of)) is None:
+            raise HTTPException(404, "there is no such run")
+        return found
+
+    @app.get("/api/follow", response_class=EventSourceResponse)
+    async def follow(reader: Annotated[RunReader, Depends(watched)]) -> AsyncIterator[ServerSentEvent]:
+        sent: dict[str, Any] = {}
+        while not ends.is_set():
+            if news := await asyncio.to_thread(_news, reader, sent):
+                yield ServerSentEvent(raw_data=news)
+            await asyncio.sleep(POLL_SECONDS)
+
+    @app.get("/api/run")
+    def compared(reader: Annotated[RunReader, Depends(watched)]) -> Response:
+        parts = reader.page()
+        return _json({name: parts[name] for name in ("figures", "about")})
+
+    @app.post("/api/stop")
+    def stop(of: str = "") -> Response:
+        if not runs.stop(of):
             raise HTTPException(409, "no process of this machine trains it")
         return _json({})
 
-    async def _note(self, request: Request, of: str = "") -> Response:
-        watched, text = await self._watched(of), (await request.body()).decode(errors="replace")
+    @app.post("/api/notes")
+    async def note(reader: Annotated[RunReader, Depends(watched)], request: Request) -> Response:
+        text = (await request.body()).decode(errors="replace")
         if len(text.encode()) > MAX_NOTES_BYTES:
             raise HTTPException(413, "the notes are too long")
         try:
-            await asyncio.to_thread(write_atomic, watched.run.notes, text, private=True)
+            await asyncio.to_thread(write_atomic, reader.run.notes, text, private=True)
         except ResourceError as error:
             raise HTTPException(409, error.message) from error
         return _json({})
 
-    async def _watched(self, of: str = "") -> RunReader:
-        """The reader of a run. Raises HTTPException (404)."""
-        watched = await asyncio.to_thread(self.runs.watched, of)
-        if watched is None:
-            raise HTTPException(404, "there is no such run")
-        return watched
 
-    async def _metrics(self) -> Response:
-        return Response(await asyncio.to_thread(self._metrics_text), media_type=CONTENT_TYPE)
-
-    def _metrics_text(self) -> bytes:
-        watched = ((key, self.runs.watched(key)) for key in self.runs.names())
-        return metrics_text([(key, run) for key, run in watched if run is not None])
-
-
-def _news(watched: RunReader, sent: dict[str, Any]) -> str:
+def _news(reader: RunReader, sent: dict[str, Any]) -> str:
     """The parts of the page that are not as `sent`, as JSON; empty if there are none. Adds them to `sent`."""
-    watched.refresh()
-    news = {name: part for name, part in watched.page().items() if sent.get(name) != part}
+    news = {name: part for name, part in reader.page().items() if sent.get(name) != part}
     sent.update(news)
     return _text(news) if news else ""
 

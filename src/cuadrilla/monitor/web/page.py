@@ -33,9 +33,7 @@ def page_text(*, language: str, asks: str = "'self'", frozen: dict[str, Any] | N
 
 def frozen_page(run: RunDir) -> str:
     """The page of a run as it is now. Raises ConfigError when the folder holds no training yet."""
-    watched = RunReader(run)
-    watched.refresh()
-    page = watched.page()
+    page = RunReader(run).page()
     if not page["figures"]["x"]:
         raise ConfigError("{path} has no training to report", path=run.path, hint="cuadrilla train it first")
     return page_text(language=language(), asks="'none'", frozen={"made": time.time(), "news": page})[0]

@@ -8,9 +8,9 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +33,21 @@ class Runs:
             if not place.is_dir():
                 hint = "name a run folder, or a folder that holds some"
                 raise ConfigError("{path} is not a folder", path=place, hint=hint)
-        self._lock = threading.Lock()
         self._paths: dict[str, Path] = {}
         self._looked = float("-inf")
-        self._open: dict[Path, RunReader] = {}
+        self._open = lru_cache(MAX_OPEN)(open_run)
 
     def names(self) -> list[str]:
         """Keys of the runs found, the one written last first."""
-        with self._lock:
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._paths = self._find()
-                self._looked = time.monotonic()
-            return list(self._paths)
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._paths, self._looked = self._find(), time.monotonic()
+        return list(self._paths)
 
     def watched(self, key: str) -> RunReader | None:
-        """The reader of a run, refreshed; None if there is no such run."""
+        """The reader of a run; None if there is no such run."""
         self.names()
-        with self._lock:
-            path = self._paths.get(key)
-            if path is None:
-                return None
-            found = self._open.pop(path, None) or open_run(path)
-            self._open[path] = found
-            if len(self._open) > MAX_OPEN:  # forget the reader that was not asked for the longest time
-                del self._open[next(iter(self._open))]
-        found.refresh()
-        return found
+        path = self._paths.get(key)
+        return None if path is None else self._open(path)
 
     def summaries(self) -> list[dict[str, Any]]:
         """A row for each run, from the end of its files. `stops`: `stop` works."""
