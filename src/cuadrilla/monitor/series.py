@@ -15,12 +15,11 @@ DIGITS = 5
 
 @dataclass
 class _Point:
-    """`last`: the newest version in it. `sums`: sum and count by column. `means`: empty until they are asked for."""
+    """`last`: the newest version in it. `sums`: sum and count by column."""
 
     last: int = -1
     rows: int = 0
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Series:
         if replaces and self.fills:
             point.sums.clear()  # shares of this version before it was redone
         point.rows += not replaces
-        point.last, point.means = max(point.last, version), {}
+        point.last = max(point.last, version)
         for name, value in values.items():
             total, count = (0.0, 0) if replaces else point.sums.get(name, (0.0, 0))
             point.sums[name] = (total + value, count + 1)
@@ -55,15 +54,13 @@ class Series:
     def data(self) -> dict[str, Any]:
         """All points: the newest version of each as `x`, and the means of each column."""
         points = [self.points[key] for key in sorted(self.points)]
-        for point in points:
-            point.means = point.means or self._means(point)
-        missing = 0.0 if self.fills else None
-        columns = {name: [point.means.get(name, missing) for point in points] for name in self.columns}
+        columns = {name: [self._mean(point, name) for point in points] for name in self.columns}
         return {"x": [point.last for point in points], "columns": columns}
 
-    def _means(self, point: _Point) -> dict[str, float]:
-        means = {name: total / (point.rows if self.fills else count) for name, (total, count) in point.sums.items()}
-        return {name: float(f"{mean:.{DIGITS}g}") for name, mean in means.items()}
+    def _mean(self, point: _Point, name: str) -> float | None:
+        total, count = point.sums.get(name, (0.0, 0))
+        number = point.rows if self.fills else count
+        return float(f"{total / number:.{DIGITS}g}") if number else None
 
     def _join(self) -> None:
         """Join neighbouring points, so that each holds twice as many versions."""
