@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -41,9 +41,7 @@ Named = tuple[list[str], dict[str, Any]]
 
 def metrics_text(runs: Iterable[tuple[str, RunReader]]) -> bytes:
     """The metrics of runs, by name, in Prometheus's text format."""
-    registry = CollectorRegistry()
-    registry.register(_Crew(list(runs)))
-    return generate_latest(registry)
+    return generate_latest(_Crew(list(runs)))
 
 
 class _Crew(Collector):
