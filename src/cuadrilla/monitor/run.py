@@ -85,14 +85,11 @@ class NodeRows:
                 busy = [_part(row.get("cpu_percent")), _part(max(gpus, default=None)), row.get("waiting_part")]
                 self.points.append([row["time"], *busy])
             case "log":
-                self._say(row, level=row["level"], text=row["text"])
+                self.lines.append({key: row[key] for key in ("time", "level", "text")} | {"dropped": 0})
             case "cut":
-                self._say(row, level="warning", dropped=row["lines"])
+                self.lines.append({"time": row["time"], "level": "warning", "text": "", "dropped": row["lines"]})
             case "hello":
                 self.facts = row["facts"]
-
-    def _say(self, row: Mapping[str, Any], *, level: str, text: str = "", dropped: int = 0) -> None:
-        self.lines.append({"time": row["time"], "level": level, "text": text, "dropped": dropped})
 
 
 @dataclass(kw_only=True)
