@@ -20,7 +20,6 @@ from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.data.folder import MANIFEST, read_manifest
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError
 from cuadrilla.host.torchrun import find_place
-from cuadrilla.monitor.follow import newest_figures
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
 from cuadrilla.rundir import RunDir, finite, last_rows, typed
@@ -132,10 +131,9 @@ def train(
     folder = folder_of(run)
     if isinstance(resolved.config.engine, CrewEngine):
         under_a_parent(folder)
-    before = newest_figures(folder.metrics).get("version")
     outcome = train_and_show(resolved, folder, allow_changes=allow_changes, stop_at=stop_at)
     if (place := find_place()) is None or place.leads:
-        if outcome.complete and outcome.version == before:
+        if outcome.complete and not outcome.last_row:
             say("complete   nothing was left to train; more: --epochs N --allow-changes")
         if has_page := of_texts or (folder.path / PAGE).exists():
             from cuadrilla.monitor.web.page import save_page
