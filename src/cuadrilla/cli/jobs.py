@@ -1,35 +1,47 @@
-"""The executors of whole runs: those of this machine and of its crew."""
+"""Whole runs as jobs: who does them, and how long."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuadrilla.cli.crew import coordinating, show_opened
+from cuadrilla.cli.parent import stopping
 from cuadrilla.link.address import listening_address
 from cuadrilla.rundir import make_private
 
 if TYPE_CHECKING:
     from cuadrilla.config import Config
     from cuadrilla.jobs.crew import CrewExecutor
+    from cuadrilla.jobs.executor import Executor, JobSource
     from cuadrilla.jobs.local import LocalExecutor
 
 
-def local_executor(*, logs: Path, config: "Config | None" = None, together: int = 0) -> "LocalExecutor":
-    """The executor of this machine, for runs of `config` (None: for any). It trains `together` runs at once; 0: one on
-    each accelerator, or one if there is none. They divide the cores. Raises DeviceError.
+def do_jobs(work: "JobSource", executors: "Sequence[AbstractContextManager[Executor]]") -> bool:
+    """Have jobs done until all are, or until Ctrl-C; then running ones are saved. Returns whether it was Ctrl-C."""
+    from cuadrilla.jobs.executor import hand_out
+
+    stopped = threading.Event()
+    with ExitStack() as stack:
+        ready = [stack.enter_context(each) for each in executors]
+        stack.enter_context(stopping(lambda _reason: stopped.set()))
+        hand_out(work, ready, stop=stopped)
+    return stopped.is_set()
+
+
+def local_executor(*, logs: Path, config: "Config | None" = None) -> "AbstractContextManager[LocalExecutor]":
+    """The executor of this machine, for runs of `config` (None: for any): one run on each accelerator, or one if there
+    is none. Raises DeviceError.
     """
-    from cuadrilla.crew.equipment import choose_uses, num_cores
+    from cuadrilla.crew.equipment import choose_uses
     from cuadrilla.jobs.local import LocalExecutor
     from cuadrilla.plan.devices import Use
 
-    on_cards = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
-    if config is not None and config.train.device != "auto":
-        on_cards = []
-    number = together or len(on_cards) or 1
-    threads = (config.train.threads if config else 0) or (0 if on_cards else max(1, num_cores() // number))
-    uses = on_cards or [Use(name="", device="", threads=threads)]
-    return LocalExecutor({f"here-{at + 1}": uses[at % len(uses)] for at in range(number)}, logs=logs)
+    uses = [use for use in choose_uses(config=config).uses if use.device not in ("", "cpu")]
+    if not uses or (config is not None and config.train.device != "auto"):
+        uses = [Use(name="", device="", threads=0)]
+    return closing(LocalExecutor({f"here-{number}": use for number, use in enumerate(uses, 1)}, logs=logs))
 
 
 @contextmanager

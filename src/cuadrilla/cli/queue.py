@@ -1,22 +1,18 @@
 """`cuadrilla queue`: trains the runs that a text file names, each on one machine of the crew."""
 
-import threading
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_executor, local_executor
+from cuadrilla.cli.jobs import crew_executor, do_jobs, local_executor
 from cuadrilla.cli.output import emit_table, say
-from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.rundir import FolderLock, RunDir, make_private, typed, write_json
 
 if TYPE_CHECKING:
-    from cuadrilla.jobs.executor import Executor
     from cuadrilla.jobs.queue import QueuedRun
 
 
@@ -35,24 +31,18 @@ def queue(
     Ends when every run has ended. Weights and figures come back into the runs' folders here.
     Ctrl-C saves and stops; the same command goes on.
     """
-    from cuadrilla.jobs.executor import hand_out
     from cuadrilla.jobs.queue import FAILED, RunQueue
 
-    work, folder, stopped = RunQueue(file, tell=_tell), RunDir(file.resolve().with_suffix(".crew")), threading.Event()
+    work, folder = RunQueue(file, tell=_tell), RunDir(file.resolve().with_suffix(".crew"))
     make_private(folder.path)
-    with ExitStack() as stack:
-        stack.enter_context(FolderLock(folder.lock))
+    with FolderLock(folder.lock):
         write_json(folder.status, {"state": "running"}, private=True)
-        executors: list[Executor] = []
-        if here:
-            executors.append(stack.enter_context(closing(local_executor(logs=folder.logs))))
-        executors.append(stack.enter_context(crew_executor(folder.path, listen=listen, address=address, uses=uses)))
-        stack.enter_context(stopping(lambda _reason: stopped.set()))
         say("queue      {file}; runs: {number}; Ctrl-C saves and stops", file=typed(file), number=len(work.table()))
-        hand_out(work, executors, stop=stopped)
-        write_json(folder.status, {"state": "stopped" if stopped.is_set() else "complete"}, private=True)
+        joined = crew_executor(folder.path, listen=listen, address=address, uses=uses)
+        is_stopped = do_jobs(work, [*([local_executor(logs=folder.logs)] if here else []), joined])
+        write_json(folder.status, {"state": "stopped" if is_stopped else "complete"}, private=True)
     emit_table(table := work.table())
-    if stopped.is_set():
+    if is_stopped:
         say("the queue was stopped; the same command goes on")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
     if any(row["state"] == FAILED for row in table):

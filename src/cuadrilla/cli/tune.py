@@ -1,7 +1,6 @@
 """`cuadrilla tune`: a search for better settings, by trials that are runs."""
 
-import threading
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +9,8 @@ import typer
 
 from cuadrilla.cli.config import RunFile, Sets, folder_of
 from cuadrilla.cli.crew import DialledAddress, ListenAddress, Uses
-from cuadrilla.cli.jobs import crew_executor, local_executor
+from cuadrilla.cli.jobs import crew_executor, do_jobs, local_executor
 from cuadrilla.cli.output import advise, emit_table, say
-from cuadrilla.cli.parent import stopping
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.messages import Message
 from cuadrilla.monitor.screen import duration
@@ -29,14 +27,6 @@ SHOWN_BEST = 5
 def tune(
     run: RunFile = Path("run.toml"),
     sets: Sets = None,
-    together: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=64,
-            help="Trials at the same time on this machine (0: one on each accelerator, or one). Cores are divided.",
-        ),
-    ] = 0,
     crew: Annotated[
         bool, typer.Option("--crew", help="Machines that join do trials, too; prints what to type on them.")
     ] = False,
@@ -51,27 +41,22 @@ def tune(
     With --crew the machines that join with `cuadrilla join` do trials, each as fast as it can.
     Ctrl-C saves and stops; the same command goes on.
     """
-    from cuadrilla.jobs.executor import hand_out
     from cuadrilla.tune.folder import TUNE
     from cuadrilla.tune.search import open_search
 
     run_file, folder = RunDir(run).run_file, folder_of(run).path / TUNE
-    with ExitStack() as stack:
-        search = stack.enter_context(open_search(run_file, sets=sets or []))
-        stopped = threading.Event()
-        executors: list[Executor] = []
-        if here or not crew:
-            config = read_run_file(run_file, sets=sets or []).config
-            local = local_executor(logs=folder / "logs", config=config, together=together)
-            executors.append(stack.enter_context(closing(local)))
-        if crew:
-            executors.append(stack.enter_context(crew_executor(folder, listen=listen, address=address, uses=uses)))
-        stack.enter_context(stopping(lambda _reason: stopped.set()))
+    with open_search(run_file, sets=sets or []) as search:
         _tell_begin(search)
         search.tell = partial(_tell_end, search)
-        hand_out(search, executors, stop=stopped)
+        executors: list[AbstractContextManager[Executor]] = []
+        if here or not crew:
+            config = read_run_file(run_file, sets=sets or []).config
+            executors.append(local_executor(logs=folder / "logs", config=config))
+        if crew:
+            executors.append(crew_executor(folder, listen=listen, address=address, uses=uses))
+        is_stopped = do_jobs(search, executors)
     _report(search)
-    if stopped.is_set():
+    if is_stopped:
         say("\nthe search was stopped; the same command goes on")
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
 
@@ -93,9 +78,6 @@ def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
     from cuadrilla.tune.search import job_of
 
     seconds = search.seconds_left()
-    left: str = Message(", measuring how long it takes")
-    if seconds is not None:
-        left = Message(", about {time} more", time=duration(seconds)) if seconds else ""
     say(
         "{name}   {outcome}{mark}   {values}   ({done} of {most}{left})",
         name=ended.job,
@@ -106,7 +88,7 @@ def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
         values=describe(search.trial(ended.job).params),
         done=len(search.ended_trials),
         most=search.num_trials,
-        left=left,
+        left=Message(", about {time} more", time=duration(seconds)) if seconds else "",
     )
 
 
