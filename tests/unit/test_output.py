@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, report_error, say
+from cuadrilla.cli.output import answered, emit, emit_table, options, report_error, say
 from cuadrilla.errors import DataError
 
 FOREIGN = "Marianela [es] [/x] :book: \x1b]0;owned\x07\x9b31m\u202e.txt"
@@ -45,7 +45,8 @@ def test_letters_without_a_code_are_numbers(encoding: str, shown: bytes, monkeyp
     emit_table([{"name": NAME}])
     assert pipe.written().splitlines()[-1].rstrip() == shown
     monkeypatch.setattr(sys, "stdout", pipe := Pipe(encoding))
-    emit_json({"name": NAME})
+    monkeypatch.setattr(options, "json", True)
+    assert answered({"name": NAME})
     assert json.loads(pipe.written().decode(encoding)) == {"name": NAME}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.evaluate import Measures, held_out_texts, measure, measure_rows
-from cuadrilla.cli.output import emit, emit_json, emit_table, options, say
+from cuadrilla.cli.output import answered, emit, emit_table, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.cli.train import PAGE, train_and_show
@@ -100,11 +100,9 @@ def demo(
         say(template, victim=VICTIM, step=accident.happened_at)
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
     measures, examples = _evaluate(run)
-    if options.json:
-        found = {name: value for each in measures.values() for name, value in each.items()}
-        shown = {name: found[name] for name in ("bits_per_byte", "stories_right", "pairs_right")}
-        emit_json({**shown, "examples": examples, "seconds": time.monotonic() - began})
-    else:
+    found = {name: value for each in measures.values() for name, value in each.items()}
+    shown = {name: found[name] for name in ("bits_per_byte", "stories_right", "pairs_right")}
+    if not answered({**shown, "examples": examples, "seconds": time.monotonic() - began}):
         emit_table(measure_rows({str(folder): measures}))
         say("\n4/4 three of its stories")
         for text in examples:

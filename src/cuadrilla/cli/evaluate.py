@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cuadrilla.cli.model import Device, about
-from cuadrilla.cli.output import emit_json, emit_table, named, options, say
+from cuadrilla.cli.output import answered, emit_table, named, say
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.errors import ConfigError, DataError
 from cuadrilla.messages import Message
@@ -127,8 +127,7 @@ def _described(path: Path, model: "LanguageModel | Trained", measures: Measures)
 
 def _show(measured: Sequence[Mapping[str, Any]]) -> None:
     """Print a table with a row for each measure and a column for each model; with `--json` an object for each model."""
-    if options.json:
-        emit_json(measured)
+    if answered(measured):
         return
     headings = [each["model"] for each in measured] if len(measured) > 1 else ["value"]
     sizes = {heading: each["parameters"] for heading, each in zip(headings, measured, strict=True)}

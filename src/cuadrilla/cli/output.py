@@ -107,14 +107,10 @@ def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
 def answered(value: Any, *, indent: int | None = 1) -> bool:
     """With `--json` print the value. Returns whether it was printed."""
     if options.json:
-        emit_json(value, indent=indent)
+        is_unicode = (stdout().encoding or "utf-8").lower().startswith("utf")
+        text = json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)
+        print(printable(text), file=stdout(), flush=True)
     return options.json
-
-
-def emit_json(value: Any, *, indent: int | None = 1) -> None:
-    file = stdout()
-    is_unicode = (file.encoding or "utf-8").lower().startswith("utf")
-    print(printable(json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=str)), file=file, flush=True)
 
 
 def advise(*commands: str) -> None:
