@@ -95,17 +95,13 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
             app.command(called)(found)
         return app
     for word, verb in VERBS.items():
-        app.command(word, hidden=not verb.panel, help=verb.help, rich_help_panel=verb.panel)(_only_listed)
+        app.command(word, hidden=not verb.panel, help=verb.help, rich_help_panel=verb.panel)(lambda: None)
     return app
 
 
 def _completed() -> list[str]:
     """The words of the command line to complete, from the variables that Typer's shell scripts set."""
     return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:]
-
-
-def _only_listed() -> None:
-    raise AssertionError("a command that was not called")
 
 
 def main() -> None:

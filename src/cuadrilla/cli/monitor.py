@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from cuadrilla.home import Home
 from cuadrilla.host.facts import read_facts
 from cuadrilla.host.usage import Sampler
 from cuadrilla.link.nodes import AllowList
-from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, RunReader, open_run
+from cuadrilla.monitor.run import RUNNING, TAIL_BYTES, open_run
 from cuadrilla.monitor.screen import machine_screen, run_screen
 from cuadrilla.rundir import read_object
 
@@ -86,7 +87,7 @@ class _ThisMachine:
     def __init__(self) -> None:
         self._sampler, self._home = Sampler(folder=Path()), Home.of_user()
         self._name, self._processor = socket.gethostname(), read_facts().processor or ""
-        self._reader: RunReader | None = None
+        self._open = lru_cache(1)(partial(open_run, tail_bytes=TAIL_BYTES))
         self._sampler.sample()
         time.sleep(FIRST_SECONDS)
 
@@ -102,9 +103,5 @@ class _ThisMachine:
     def _crew(self, nodes: list[str], *, now: float) -> Data | None:
         """The crew's run with all its nodes, absent ones too; None if nothing runs."""
         folder = read_object(self._home.open_file).get("run")
-        if folder is None:
-            return None
-        if self._reader is None or folder != str(self._reader.run.path):
-            self._reader = open_run(Path(folder), tail_bytes=TAIL_BYTES)
-        found = self._reader.data(now=now, nodes=nodes)
-        return found if found["state"] == RUNNING else None
+        found = {} if folder is None else self._open(Path(folder)).data(now=now, nodes=nodes)
+        return found if found.get("state") == RUNNING else None
