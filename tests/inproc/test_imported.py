@@ -78,7 +78,7 @@ def test_it_writes_and_is_exported_before_it_is_trained(
     import_model(published, to=run)
     texts = []
     for path in (published, run):
-        generate(path, "la niña", tokens=5, temperature=0, device="cpu")
+        generate(path, ["la niña"], tokens=5, temperature=0, device="cpu")
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     export_hf(run, to=tmp_path / "again")

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -33,12 +34,14 @@ from cuadrilla.version import __version__
 BAD_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """Errors of paths that a user has typed: reported as ConfigError. Other unforeseen errors are reported as our bugs."""
 EVERYWHERE = Message("With every command: --json for data, --debug for tracebacks, --lang en|es.")
-HELP = Message("Show this message and exit.")
 UsageError: Any = typer.BadParameter.__base__
 USAGE = Message("Usage:")
 OF_TYPER = (
     Message("Arguments"), Message("Options"), Message("Commands"), Message("[default: {}]"), Message("[required]"),
     Message("[OPTIONS]"), Message("COMMAND [ARGS]..."), Message("No such command {name!r}.", name=""),
+    Message("Show this message and exit."), Message("Install completion for the current shell."),
+    Message("Show completion for the current shell, to copy it or customize the installation."),
+    Message("<int>"), Message("<float>"), Message("<str>"), Message("<path>"),
 )  # fmt: skip
 """Typer's own words, listed for their translation. It asks gettext for most of them."""
 log = logging.getLogger(__name__)
@@ -186,16 +189,23 @@ def _without_language(words: Sequence[str]) -> list[str]:
 
 def translate_help(command: Any, reads: str) -> None:
     """Translate the help of a command that Typer has made, with its options and subcommands."""
-    for part in (command, *command.params):
+    context = typer.Context(command)
+    for part in (command, *command.get_params(context)):
         for name in ("help", "rich_help_panel", "options_metavar", "subcommand_metavar"):
             if text := getattr(part, name, None):
                 setattr(part, name, translated(inspect.cleandoc(text), reads))
+    for part in command.get_params(context):
+        part.display_type_rich = partial(_kind, part.display_type_rich, reads)
     usage = command.get_usage
     command.get_usage = lambda context: usage(context).replace(USAGE, translated(USAGE, reads), 1)
-    command.get_help_option(typer.Context(command)).help = translated(HELP, reads)
     command.epilog = translated(EVERYWHERE, reads)
     for inner in getattr(command, "commands", {}).values():
         translate_help(inner, reads)
+
+
+def _kind(of_typer: Callable[[Any], str], reads: str, *, ctx: Any) -> str:
+    """The kind of an option's value: `<str>` for Typer's `<list[str]>`, `<int>` for `<int range>`, none for a flag."""
+    return translated(re.sub(r"<bool>| range|list\[(\w+)\]", r"\1", of_typer(ctx)).lower(), reads)
 
 
 def _usage(error: Any) -> ConfigError:

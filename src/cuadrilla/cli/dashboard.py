@@ -18,7 +18,7 @@ from cuadrilla.monitor.web.page import save_page
 
 def dashboard(
     places: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some (here).")
+        list[Path] | None, typer.Argument(metavar="RUN", help="Run folders, or folders that hold some (here).")
     ] = None,
     host: Host = "127.0.0.1",
     port: PortNumber = 8047,

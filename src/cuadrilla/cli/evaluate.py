@@ -26,7 +26,7 @@ SCALE_BYTES = 2**20
 def evaluate(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Trained runs, or folders in Hugging Face's layout; several compare."),
+        typer.Argument(metavar="RUN", help="Trained runs, or folders in Hugging Face's layout; several compare."),
     ],
     stories: Annotated[int, typer.Option(min=0, help="Built-in stories: generate this many and check them.")] = 0,
     pairs: Annotated[int, typer.Option(min=0, help="Built-in stories: how many minimal pairs to test.")] = 0,

@@ -21,8 +21,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, xpu.")]
 def generate(
     run: Run,
     prompt: Annotated[
-        str, typer.Argument(help="Text to continue; `-` reads it from stdin; if empty, starts a new text.")
-    ] = "",
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="Text to continue; `-` reads it from stdin; without, starts a new text."),
+    ] = None,
     num: Annotated[int, typer.Option("--num", "-n", min=1, max=10_000, help="How many texts.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens in a text.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = 0.8,
@@ -31,14 +32,14 @@ def generate(
         float, typer.Option(min=0, max=1, help="Only the most likely tokens whose probabilities add up to this.")
     ] = TOP_P,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
     device: Device = "auto",
 ) -> None:
     """Generate text with a trained model."""
     from cuadrilla.model.sampling import Sampling
     from cuadrilla.train.trained import open_model
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read() if prompt == ["-"] else " ".join(prompt or [])
     opened = open_model(run, device=device)
     say(about(opened))
     written = []

@@ -78,7 +78,7 @@ def new(
 def train(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN|TEXT...", help="A run folder or run file; or texts, folders of them, a corpus."),
+        typer.Argument(metavar="RUN|TEXT", help="A run folder or run file; or texts, folders of them, a corpus."),
     ] = None,
     sets: Sets = None,
     epochs: Annotated[float, typer.Option(min=0, help="train.epochs: how often the text is read.")] = 0,
