@@ -87,14 +87,17 @@ def up(
     assert isinstance(resolved.config.engine, CrewEngine)
     folder = folder_of(run)
     dialled = str(Address.parse(address, port=listens.port)) if address else ""
-    opened = partial(show_opened, folder=folder.path, address=dialled, uses=uses)
     under_a_parent(folder, listen=str(listens))
     from cuadrilla.cli.train import report_outcome, train_and_show
     from cuadrilla.crew.up import Opening
 
     began = time.monotonic()
     with coordinating() as home:
-        opening = Opening(home=home, opened=lambda crew, _: opened(crew), standbys=frozenset(standby or []))
+        opening = Opening(
+            home=home,
+            opened=lambda crew, _: show_opened(crew, folder=folder.path, address=dialled, uses=uses),
+            standbys=frozenset(standby or []),
+        )
         outcome = train_and_show(resolved, folder, allow_changes=allow_changes, opening=opening)
     report_outcome(outcome, folder, seconds=time.monotonic() - began)
 
@@ -125,7 +128,7 @@ def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) ->
     say("crew       {address}; on another machine: cuadrilla join", address=dialled or crew.address)
     if not (listens.is_loopback or dialled):  # else only this machine joins, or `address` is set
         _show_reachability(listens)
-    _show_invite(home, uses=uses)
+    invite(uses)
 
 
 def _show_reachability(here: Address) -> None:
@@ -147,13 +150,9 @@ def _show_reachability(here: Address) -> None:
 
 def invite(uses: Uses = 1) -> None:
     """Make an invite for the crew that runs on this machine: good for 15 minutes."""
-    _show_invite(Home.of_user(), uses=uses)
-
-
-def _show_invite(home: Home, *, uses: int) -> None:
-    """Make an invite and print it to standard output, so that it can be piped to where it is needed."""
     from cuadrilla.link.invite import Invite, Invites
 
+    home = Home.of_user()
     crew, secret = home.open_crew(), Invites(home.invites).issue(uses=uses)
     made = Invite(address=Address.parse(crew["address"]), key_hash=bytes.fromhex(crew["key_hash"]), secret=secret)
     say("invite     machines: {uses}, for 15 minutes; `cuadrilla invite` makes another:", uses=uses)
