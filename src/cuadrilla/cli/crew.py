@@ -64,7 +64,7 @@ DialledAddress = Annotated[
 InviteFile = Annotated[
     typer.FileText | None, typer.Option(metavar="FILE", errors="replace", help="Read the invite from a file.")
 ]
-Uses = Annotated[int, typer.Option("--uses", min=1, max=64, help="How many machines may join with the invite.")]
+Uses = Annotated[int, typer.Option(min=1, max=64, help="How many machines may join with the invite.")]
 
 
 def up(

@@ -23,11 +23,11 @@ def dashboard(
     host: Host = "127.0.0.1",
     port: PortNumber = 8047,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the token, for Prometheus (default: a new one).")
+        Path | None, typer.Option(help="A file with the token, for Prometheus (default: a new one).")
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="FILE", help="Write the page of one run as it is now; it needs no network."),
+        typer.Option(metavar="FILE", help="Write the page of one run as it is now; it needs no network."),
     ] = None,
 ) -> None:
     """Watch runs and their machines in a browser. Only people with the link can look, stop a run and write notes."""

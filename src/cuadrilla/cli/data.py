@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True)
 @app.command("get")
 def get_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from the catalogue.")] = None,
-    to: Annotated[Path, typer.Option("--to", help="The folder to put a folder for each corpus in.")] = Path("corpus"),
+    to: Annotated[Path, typer.Option(help="The folder to put a folder for each corpus in.")] = Path("corpus"),
 ) -> None:
     """Fetch corpora by name: checked, and recorded in SOURCE.json beside the data. Without a name: list them."""
     if not names:

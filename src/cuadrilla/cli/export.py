@@ -21,7 +21,7 @@ CARD = "README.md"
 @app.command("hf")
 def export_hf(
     run: Run,
-    to: Annotated[Path | None, typer.Option("--to", help="The folder to write (default: RUN-hf, here).")] = None,
+    to: Annotated[Path | None, typer.Option(help="The folder to write (default: RUN-hf, here).")] = None,
 ) -> None:
     """A folder that Hugging Face's transformers opens, with a model card."""
     from cuadrilla.model.hf import FILES, save_hf
@@ -42,7 +42,7 @@ def export_hf(
 def export_gguf(
     run: Run,
     to: Annotated[
-        Path | None, typer.Option("--to", help="The file to write; its name ends in .gguf (default: RUN.gguf, here).")
+        Path | None, typer.Option(help="The file to write; its name ends in .gguf (default: RUN.gguf, here).")
     ] = None,
     f16: Annotated[bool, typer.Option("--f16", help="Store the matrices in half precision (half the bytes).")] = False,
 ) -> None:

@@ -21,7 +21,7 @@ def import_model(
     source: Annotated[
         Path, typer.Argument(help="A folder in Hugging Face's layout, or a weights file in such a folder.")
     ],
-    to: Annotated[Path, typer.Option("--to", help="The run folder to make.")],
+    to: Annotated[Path, typer.Option(help="The run folder to make.")],
     data: Annotated[
         str, typer.Option(help="The prepared data folder, as seen from here or the new folder.")
     ] = "../data",

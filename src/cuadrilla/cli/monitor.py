@@ -43,7 +43,7 @@ def monitor(
         ),
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=86_400, metavar="SECONDS", help="Seconds between samples.")
+        float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Seconds between samples.")
     ] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="One sample, then end.")] = False,
 ) -> None:

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from cuadrilla.serve.served import ServedModel
 
 SERVING = ("fastapi", "uvicorn", "prometheus_client")
-Host = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on, one of this machine's.")
-]
-PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0: any free one.")]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on, one of this machine's.")]
+PortNumber = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")]
 
 
 def serve(
     model: Run,
-    name: Annotated[str, typer.Option("--name", help="The model's name for callers (default: its folder's).")] = "",
+    name: Annotated[str, typer.Option(help="The model's name for callers (default: its folder's).")] = "",
     host: Host = "127.0.0.1",
     port: PortNumber = 8000,
     key_file: Annotated[

@@ -89,7 +89,7 @@ def train(
     within: Annotated[
         str, typer.Option("--time", metavar="20m", help="For texts: how long it may take in all, as in 90s or 1h30m.")
     ] = "20m",
-    name: Annotated[str, typer.Option("--name", help="For texts: the run folder to make (TEXT-gpt2).")] = "",
+    name: Annotated[str, typer.Option(help="For texts: the run folder to make (TEXT-gpt2).")] = "",
     preset: Annotated[Preset | None, typer.Option(help="For texts: this size, not the one that fits the time.")] = None,
     allow_changes: AllowChanges = False,
     stop_at: Annotated[int, typer.Option(min=0, help="Checkpoint and stop at this step (0: at the end).")] = 0,
