@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cuadrilla.cli.evaluate import Measures, held_out_texts, measure, measure_rows
-from cuadrilla.cli.output import answered, emit, emit_table, say
+from cuadrilla.cli.evaluate import evaluate
+from cuadrilla.cli.model import generate
+from cuadrilla.cli.output import options, say
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.cli.progress import shown_progress
 from cuadrilla.cli.train import PAGE, train_and_show
-from cuadrilla.data import cuentos
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE
 from cuadrilla.monitor.web.page import save_page
@@ -49,17 +49,15 @@ class Accident(Sink):
 
     def __init__(self, *, at: int) -> None:
         self._at = at
-        self._pids: Mapping[str, int] = {}
-        self.happened_at = 0
+        self._pids: dict[str, int] = {}
 
     def opened(self, _crew: "CrewServer", pids: Mapping[str, int]) -> None:
-        self._pids = pids
+        self._pids = dict(pids)
 
     def log(self, version: int, _scalars: Mapping[str, Any]) -> None:
-        if version >= self._at and VICTIM in self._pids and not self.happened_at:
-            say("                now {victim} is killed, on purpose", victim=VICTIM)
-            os.kill(self._pids[VICTIM], signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
-            self.happened_at = version
+        if version >= self._at and (pid := self._pids.pop(VICTIM, 0)):
+            say("                now {victim} is killed, on purpose; the others go on", victim=VICTIM)
+            os.kill(pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
 
 
 def demo(
@@ -95,18 +93,11 @@ def demo(
     outcome = train_and_show(resolved, run, opening=Opening(opened=accident.opened), more_sinks=[accident])
     if not outcome.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
-    if accident.happened_at:
-        template = "                {victim} was killed at step {step}, and the others went on"
-        say(template, victim=VICTIM, step=accident.happened_at)
     say("\n3/4 evaluate    200 new stories, 500 minimal pairs")
-    measures, examples = _evaluate(run)
-    found = {name: value for each in measures.values() for name, value in each.items()}
-    shown = {name: found[name] for name in ("bits_per_byte", "stories_right", "pairs_right")}
-    if not answered({**shown, "examples": examples, "seconds": time.monotonic() - began}):
-        emit_table(measure_rows({str(folder): measures}))
+    evaluate([folder], stories=NUM_STORIES, pairs=NUM_PAIRS)
+    if not options.json:
         say("\n4/4 three of its stories")
-        for text in examples:
-            emit("\n{text}", text=text)
+        generate(folder, num=3)
     page = run.path / PAGE
     save_page(run, page)
     say(
@@ -118,14 +109,3 @@ def demo(
         minutes=(time.monotonic() - began) / 60,
         folder=typed(folder),
     )
-
-
-def _evaluate(run: RunDir) -> tuple[Measures, list[str]]:
-    """What is measured of the model, and stories that it wrote."""
-    from cuadrilla.train.evaluate import write_stories
-    from cuadrilla.train.trained import open_model
-
-    model = open_model(run.path)
-    stories = write_stories(model.model, model.tokenizer, num=NUM_STORIES)
-    measures = measure(model, held_out_texts([run.path]), stories=stories, pairs=NUM_PAIRS)
-    return measures, [story for story in stories if not cuentos.check(story)][:3]

@@ -37,7 +37,6 @@ def evaluate(
 ) -> None:
     """What models have learnt: bits per byte of held-out or any other text; of your own task, its own measures."""
     from cuadrilla.runfile import read_run_config
-    from cuadrilla.train.evaluate import write_stories
     from cuadrilla.train.trained import load_trained, open_model, run_of
 
     run, is_plain = run_of(models[0]), len(models) == 1 and not (text or stories or pairs)
@@ -46,7 +45,7 @@ def evaluate(
         _say_of(models[0], trained, is_in_training=True)
         _show([_described(models[0], trained, {Message("held-out data"): trained.evaluate()})])
         return
-    texts = {str(path): read_texts(path) for path in text or []} or held_out_texts(models)
+    texts = {str(path): read_texts(path) for path in text or []} or _held_out_texts(models)
     if not (texts or stories or pairs):
         hint = "name a trained run, or a text with --text"
         raise ConfigError("{path} is not a run: there is no held-out text to measure on", path=models[0], hint=hint)
@@ -54,17 +53,16 @@ def evaluate(
     for path in models:
         model = open_model(path, device=device)
         _say_of(path, model, is_in_training=not text and len(models) == 1)
-        written = write_stories(model.model, model.tokenizer, num=stories) if stories else []
-        measured.append(_described(path, model, measure(model, texts, stories=written, pairs=pairs)))
+        measured.append(_described(path, model, _measure(model, texts, stories=stories, pairs=pairs)))
     _show(measured)
     if texts:
         raw = "\n\n".join(next(iter(texts.values()))).encode()[:SCALE_BYTES]
         say("fewer are better; xz needs {bits:.2f} bits per byte", bits=8 * len(lzma.compress(raw)) / len(raw))
 
 
-def measure(model: "LanguageModel", texts: Texts, *, stories: Sequence[str], pairs: int) -> Measures:
-    """Measure a model on texts, on the `stories` that it has written, and on so many minimal pairs."""
-    from cuadrilla.train.evaluate import judge_pairs, judge_stories
+def _measure(model: "LanguageModel", texts: Texts, *, stories: int, pairs: int) -> Measures:
+    """Measure a model on texts, on so many stories that it writes, and on so many minimal pairs."""
+    from cuadrilla.train.evaluate import judge_pairs, judge_stories, write_stories
 
     found: dict[str, Mapping[str, Any]] = {}
     with shown_progress() as progress:
@@ -73,7 +71,7 @@ def measure(model: "LanguageModel", texts: Texts, *, stories: Sequence[str], pai
             measures = model.evaluate(documents)
             found[name] = {key: value for key, value in measures.items() if key.startswith("bits_per_byte")}
     if stories:
-        found[Message("built-in stories")] = judge_stories(stories)
+        found[Message("built-in stories")] = judge_stories(write_stories(model.model, model.tokenizer, num=stories))
     if pairs:
         found[Message("minimal pairs")] = judge_pairs(model.model, model.tokenizer, num=pairs)
     return found
@@ -90,7 +88,7 @@ def read_texts(path: Path) -> list[str]:
     return documents
 
 
-def held_out_texts(paths: Sequence[Path]) -> Texts:
+def _held_out_texts(paths: Sequence[Path]) -> Texts:
     """The held-out documents of the first run of a language model; none if there is no such run. Raises DataError."""
     import numpy as np
 
