@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cuadrilla.jobs.queue import QueuedRun
     from cuadrilla.tune.search import Search
 
-SHOWN_BEST = 5
-
 
 def tune(
     run: RunFile = Path("run.toml"),
@@ -99,11 +97,11 @@ def _tell_end(search: "Search", ended: "Ended", score: float | None) -> None:
 
 
 def _report_search(search: "Search") -> None:
-    """Print the best trials, and what to type next."""
+    """Print the trials, and what to type next."""
     from cuadrilla.tune.folder import BEST
     from cuadrilla.tune.search import job_of
 
-    emit_table(search.table(), most=SHOWN_BEST)
+    emit_table(search.table())
     best = search.best
     if best is None and search.ended_trials:
         say("\nall trials that have ended have failed; the reasons stand above")

@@ -119,8 +119,8 @@ def advise(*commands: str) -> None:
         say("      cuadrilla {command}" if number else "\nnext: cuadrilla {command}", command=command)
 
 
-def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (), most: int | None = None) -> None:
-    """Print rows with the same keys: with `--json` all of them, else a table of the first `most` that needs no colour.
+def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = ()) -> None:
+    """Print rows with the same keys: as JSON, or as a table that needs no colour.
 
     `folded`: the columns that are wrapped if the table is too wide for the terminal (none named: all columns).
     """
@@ -129,11 +129,9 @@ def emit_table(rows: Sequence[Mapping[str, Any]], *, folded: Collection[str] = (
     table = Table(box=None, pad_edge=False)
     for column in rows[0] if rows else []:
         table.add_column(Text(named(column)), overflow="fold", no_wrap=bool(folded) and column not in folded)
-    for row in rows[:most]:
+    for row in rows:
         table.add_row(*map(_cell, row.values()))
     emit_drawn(table, folds="COLUMNS" in os.environ)
-    if more := len(rows[most:]) if most else 0:
-        emit("... and {more:,} more (--json shows all)", more=more)
 
 
 def emit_drawn(drawn: RenderableType, *, folds: bool = False) -> None:
