@@ -24,9 +24,9 @@ if sys.platform != "win32":
     import termios
 
 from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
-from cuadrilla.cli.output import answered, emit, keep_answer_apart, say, say_at_once
+from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say, say_at_once
 from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
-from cuadrilla.cli.parent import pid_to_signal, under_a_parent
+from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.signals import stop_on_signals
@@ -123,7 +123,8 @@ def show_opened(crew: "CrewServer", *, folder: Path, address: str, uses: int) ->
 
     home, listens = Home.of_user(), Address.parse(crew.address)
     dialled = str(Address.parse(address, port=listens.port)) if address else ""
-    found = {"key_hash": key_hash(crew.keys.certificate).hex(), "pid": pid_to_signal(), "run": str(folder)}
+    pid = os.getppid() if options.supervised else os.getpid()  # a parent passes the signal of `stop` on
+    found = {"key_hash": key_hash(crew.keys.certificate).hex(), "pid": pid, "run": str(folder)}
     write_json(home.open_file, {"address": dialled or crew.address, **found})
     say("crew       {address}; on another machine: cuadrilla join", address=dialled or crew.address)
     if not (listens.is_loopback or dialled):  # else only this machine joins, or `address` is set

@@ -49,11 +49,6 @@ def stopping(request_stop: Callable[[str], object]) -> AbstractContextManager[No
     return stop_on_signals(request_stop, answer=partial(say_at_once, STOPPING))
 
 
-def pid_to_signal() -> int:
-    """The pid that a user signals to stop this coordinator: its parent's, if it has one."""
-    return os.getppid() if options.supervised else os.getpid()
-
-
 def _report(text: str) -> None:
     if stderr.is_terminal:  # the killed child's progress bar has left the cursor hidden behind itself
         stderr.show_cursor()

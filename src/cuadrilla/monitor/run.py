@@ -32,7 +32,6 @@ TAIL_BYTES = 2**18
 POINTS, SHARE_POINTS = 1200, 300
 """Maximum number of points of a curve, and of each machine's shares: a page is no wider."""
 MAX_EVENTS, MAX_SAMPLES, MAX_LOG = 500, 100, 1000
-QUIET_EVENTS = ("checkpoint",)
 NODE_TAIL_BYTES = 3 * 2**15
 """Bytes to read at the end of a machine's file: some 300 rows, a quarter of an hour or more."""
 MAX_HISTORY, MAX_LOG_LINES, MAX_NOTES_BYTES = 120, 300, 2**16
@@ -290,7 +289,7 @@ class RunReader:
                 member.lost, member.reason = member.lost + 1, reason
         elif worker is not None and kind in ("assigned", "returned"):
             self._members.setdefault(worker, Attendance()).job = row["job"] if kind == "assigned" else ""
-        if kind not in QUIET_EVENTS:
+        if kind != "checkpoint":
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
             details |= {"count": len(row["units"])} if "units" in row else {}
             self._happened.append({"time": at, "event": kind, "version": self._version, "details": details})
