@@ -161,8 +161,8 @@ def test_a_search_and_its_trials_are_runs_beside_the_run(tmp_path: Path) -> None
         WrittenCrew(folder=tmp_path / place, speeds={"ana": 1.0}, rounds=2).write()
     write_json(tmp_path / "casa" / "tune" / "status.json", {"state": "complete"})
     found = {"casa", "casa/tune", "casa/tune/t0000", "casa/tune/best"}
-    assert set(Runs([tmp_path / "casa"]).names()) == found
-    assert set(Runs([tmp_path]).names()) == {*found, "otra"}
+    assert set(Runs([tmp_path / "casa"]).paths()) == found
+    assert set(Runs([tmp_path]).paths()) == {*found, "otra"}
     assert {row["key"]: row["state"] for row in Runs([tmp_path / "casa" / "tune"]).summaries()}[
         "casa/tune"
     ] == "complete"
@@ -176,15 +176,15 @@ def test_runs_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model in Hugging Face's layout is no run
         (tmp_path / "exported" / name).write_text("{}")
     runs = Runs([tmp_path, tmp_path / "uno"])
-    assert {"uno", "dos"} < set(runs.names()) <= {"uno", "dos", "otros/uno", f"{tmp_path.name}/uno"}
-    assert len(runs.names()) == 3
+    assert {"uno", "dos"} < set(runs.paths()) <= {"uno", "dos", "otros/uno", f"{tmp_path.name}/uno"}
+    assert len(runs.paths()) == 3
     assert {row["version"] for row in runs.summaries()} == {2}
-    one, other = runs.names()[:2]
+    one, other = list(runs.paths())[:2]
     reader = runs.watched(one)
     assert runs.watched(one) is reader
     runs.watched(other)
     assert runs.watched(one) is not reader  # only the newest one was kept
     (tmp_path / "uno" / "run.toml").touch()
-    assert set(Runs([tmp_path / "uno" / "run.toml"]).names()) == {"uno"}
+    assert set(Runs([tmp_path / "uno" / "run.toml"]).paths()) == {"uno"}
     with pytest.raises(ConfigError, match="is not a folder"):
         Runs([tmp_path / "missing"])

@@ -50,7 +50,7 @@ def dashboard(
             listener=listener,
             around=nullcontext(),
             ending=ends.set,
-            ready=lambda: _tell(url_of(listener), runs.names(), token="" if key else token),
+            ready=lambda: _tell(url_of(listener), [*runs.paths()], token="" if key else token),
         )
 
 

@@ -54,7 +54,7 @@ def make_dashboard(runs: Runs, *, ends: threading.Event) -> FastAPI:
 
     @app.get("/metrics")
     def metrics() -> Response:
-        found = [(key, run) for key in runs.names() if (run := runs.watched(key)) is not None]
+        found = [(key, run) for key in runs.paths() if (run := runs.watched(key)) is not None]
         return Response(metrics_text(found), media_type=CONTENT_TYPE)
 
     _add_run(app, runs, ends=ends)

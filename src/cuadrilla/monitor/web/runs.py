@@ -16,8 +16,8 @@ from typing import Any
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.follow import newest_figures
-from cuadrilla.monitor.run import RUNNING, RunReader, is_run, modified, open_run, state_of
-from cuadrilla.rundir import RunDir, read_object
+from cuadrilla.monitor.run import RunReader, is_run, modified, open_run, state_of
+from cuadrilla.rundir import RunDir, is_held, read_object
 from cuadrilla.tune.folder import TUNE
 
 MAX_RUNS, MAX_OPEN = 500, 50
@@ -37,45 +37,30 @@ class Runs:
         self._looked = float("-inf")
         self._open = lru_cache(MAX_OPEN)(open_run)
 
-    def names(self) -> list[str]:
-        """Keys of the runs found, the one written last first."""
+    def paths(self) -> dict[str, Path]:
+        """The folders of the runs found, by key, the one written last first."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._paths, self._looked = self._find(), time.monotonic()
-        return list(self._paths)
+        return self._paths
 
     def watched(self, key: str) -> RunReader | None:
         """The reader of a run; None if there is no such run."""
-        self.names()
-        path = self._paths.get(key)
+        path = self.paths().get(key)
         return None if path is None else self._open(path)
 
     def summaries(self) -> list[dict[str, Any]]:
         """A row for each run, from the end of its files. `stops`: `stop` works."""
-        self.names()
-        found = []
-        for key, path in self._paths.items():
-            run = RunDir(path)
-            row = {"key": key, "state": (state := state_of(run))}
-            more = {"stops": self._process(run, state) is not None, "updated": modified(run.metrics)}
-            found.append({**newest_figures(run.metrics), **row, **more})
-        return found
+        return [_summary(key, RunDir(path)) for key, path in self.paths().items()]
 
     def stop(self, key: str) -> bool:
         """Ask the process that trains a run to save and stop, like `cuadrilla stop`. Returns whether there is one."""
-        self.names()
-        if key in self._paths:
-            run = RunDir(self._paths[key])
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if (process := self._process(run, state_of(run))) is not None:
-                    os.kill(process, signal.SIGTERM)
-                    return True
+        path = self.paths().get(key)
+        if path is None or (process := _process_of(RunDir(path))) is None:
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGTERM)
+            return True
         return False
-
-    def _process(self, run: RunDir, state: str) -> int | None:
-        """The pid of the process here that trains a run."""
-        owner, pid = read_object(run.lock), read_object(run.status).get("pid")
-        is_here = (owner.get("host"), owner.get("pid")) == (socket.gethostname(), pid)
-        return pid if is_here and state == RUNNING else None
 
     def _find(self) -> dict[str, Path]:
         found = {path.resolve() for place in self._places for path in _found(place)}
@@ -83,6 +68,18 @@ class Runs:
         for path in sorted(found, key=_newest_first)[:MAX_RUNS]:
             keyed[next(name for name in _names_of(path) if name not in keyed)] = path
         return keyed
+
+
+def _summary(key: str, run: RunDir) -> dict[str, Any]:
+    more = {"stops": _process_of(run) is not None, "updated": modified(run.metrics)}
+    return {**newest_figures(run.metrics), "key": key, "state": state_of(run), **more}
+
+
+def _process_of(run: RunDir) -> int | None:
+    """The pid of the process here that trains a run."""
+    owner, pid = read_object(run.lock), read_object(run.status).get("pid")
+    is_here = (owner.get("host"), owner.get("pid")) == (socket.gethostname(), pid)
+    return pid if is_here and is_held(run.lock) else None
 
 
 def _names_of(path: Path) -> list[str]:
