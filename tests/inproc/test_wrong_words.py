@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> RunDir:
         ("stop", 5, NOBODY),
         ("join --forget", 5, "has not joined that crew"),
         ("join --trust abc", 2, "is not a hash of code"),
-        ("join --invite-file nowhere.txt", 2, "nowhere.txt"),
+        ("join --invite-file nowhere.txt", 2, "nowhere.txt does not exist"),
         ("promote", 5, "has not joined a crew"),
         ("kick nadie", 5, "no node is named"),
         ("up nowhere", 2, "cannot read"),

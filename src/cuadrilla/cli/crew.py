@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -61,9 +61,7 @@ DialledAddress = Annotated[
         metavar="HOST[:PORT]", help="The address that other machines dial, if it is not the one to listen on."
     ),
 ]
-InviteFile = Annotated[
-    typer.FileText | None, typer.Option(metavar="FILE", errors="replace", help="Read the invite from a file.")
-]
+InviteFile = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Read the invite from a file.")]
 Uses = Annotated[int, typer.Option(min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -281,14 +279,16 @@ def work(name: Annotated[str, typer.Argument()], settings: Annotated[str, typer.
     emit(run_worker(node, replace(use, name=name)))
 
 
-def read_invite(home: Home, address: str, file: TextIO | None) -> str | None:
+def read_invite(home: Home, address: str, file: Path | None) -> str | None:
     """The invite for a crew; None if this machine has already joined one and no file is given.
 
     It is asked for before the slow imports, because a user who has copied it pastes it at once.
     """
-    if file is None and home.find_crew(address) is not None:
+    if file is not None:
+        return file.read_text(errors="replace")
+    if home.find_crew(address) is not None:
         return None
-    return _typed_unseen() if file is None and sys.stdin.isatty() else (file or sys.stdin).read()
+    return _typed_unseen() if sys.stdin.isatty() else sys.stdin.read()
 
 
 def _typed_unseen() -> str:

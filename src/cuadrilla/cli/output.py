@@ -70,15 +70,10 @@ def say(text: str, /, **fields: object) -> None:
     stderr.tell(Message(text, **fields))
 
 
-def say_at_once(text: str, /, **fields: object) -> None:
+def say_at_once(text: Message) -> None:
     """Print a line of ours from a signal handler, which may have interrupted another print: no lock, no buffer."""
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{_translated(text, fields)}\n".encode())
-
-
-def _translated(text: str, fields: Mapping[str, object]) -> str:
-    """The text in the user's language."""
-    return shown(Message(text, **fields), language())
+        os.write(2, f"\n{shown(text, language())}\n".encode())
 
 
 def keep_answer_apart() -> None:
@@ -100,7 +95,7 @@ def stdout() -> TextIO:
 def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
     """Print a line of data, or the next part of one, on stdout: a template with its fields, or any text."""
     file = stdout()
-    text = _translated(text, fields)
+    text = shown(Message(text, **fields), language())
     print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
 
 

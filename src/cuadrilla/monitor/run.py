@@ -122,10 +122,6 @@ class RunReader:
         self._forget_rows()
         self._forget_events()
 
-    @property
-    def name(self) -> str:
-        return self.run.path.resolve().name
-
     def data(self, *, now: float, nodes: Collection[str] = ()) -> dict[str, Any]:
         """The run at `now`, in Unix seconds, with its machines: see docs/watch.md. `nodes`: names of machines to list
         even if they are absent."""
@@ -161,7 +157,8 @@ class RunReader:
     # How it stands
 
     def _head(self) -> dict[str, Any]:
-        head = {"name": self.name, "state": self.state, "reason": "" if self.state == RUNNING else self._reason}
+        name, reason = self.run.path.resolve().name, "" if self.state == RUNNING else self._reason
+        head = {"name": name, "state": self.state, "reason": reason}
         updated = {"updated": modified(self.run.metrics)}
         return {**self._last, **self._best, **head, **updated, **self._mean_speed(), **self._outlook()}
 
