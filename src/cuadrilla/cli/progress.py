@@ -20,7 +20,6 @@ PATIENCE_SECONDS = 3.0
 SAMPLE_CHARACTERS = 160
 WIDE, SPEED_SECONDS = 100, 600
 """A terminal of this many columns has room for all numbers in a line. The bar averages its speed over these seconds."""
-STEP, WHOLE = Message("step"), "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s"
 
 
 class ProgressSink(Sink):
@@ -39,27 +38,28 @@ class ProgressSink(Sink):
         """When this start's first step began, and how many steps were done then."""
         self._step_began: float | None = None  # until a worker is heard
         self._last_line, self._evaluation = -1e9, ""
-        self._bar: Progress | None = None
-        if stderr.is_terminal:
-            self._bar = Progress(
-                TextColumn(f"{shown(STEP, language())} {{task.completed:.0f}}/{{task.total:.0f}}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(),
-                console=stderr,
-                refresh_per_second=4,
-                speed_estimate_period=SPEED_SECONDS,
-            )
-            self._task = self._bar.add_task("train", total=total_versions, completed=done, numbers="")
-            self._bar.start()
+        self._bar = Progress(
+            TextColumn(f"{shown(Message('step'), language())} {{task.completed:.0f}}/{{task.total:.0f}}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=stderr,
+            refresh_per_second=4,
+            speed_estimate_period=SPEED_SECONDS,
+            disable=not stderr.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=total_versions, completed=done, numbers="")
+        self._bar.start()
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._step_began = self._clock()
-        is_narrow = self._bar is not None and stderr.width < WIDE
+        is_narrow = stderr.is_terminal and stderr.width < WIDE
         if "val_loss" in scalars:
             self._evaluation = describe_evaluation(scalars, short=is_narrow)
         numbers = Message(
-            "loss {loss:.3f} {evaluation} {speed:,.0f}/s" if is_narrow else WHOLE,
+            "loss {loss:.3f} {evaluation} {speed:,.0f}/s"
+            if is_narrow
+            else "loss {loss:.3f} {evaluation} {speed:,.0f} {counted}/s",
             loss=_number(scalars, "loss"),
             evaluation=self._evaluation,
             speed=_number(scalars, "tokens_per_second"),
@@ -82,7 +82,7 @@ class ProgressSink(Sink):
         """Show how far the run is, in steps, and the time that it will take."""
         now, step, (began, before) = self._clock(), math.ceil(done), self._begun
         eta = duration((now - began) / max(done - before, 1e-9) * (self._total - done))
-        if self._bar is not None:
+        if stderr.is_terminal:
             if done < step:  # the bar itself knows whole steps only
                 numbers = Message("{numbers}  ETA {eta}", numbers=numbers, eta=eta)
             self._bar.update(self._task, completed=math.floor(done), numbers=shown(numbers, language()))
@@ -92,9 +92,8 @@ class ProgressSink(Sink):
             stderr.tell(Message(template, step=step, total=self._total, numbers=numbers, eta=eta))
 
     def close(self) -> None:
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.stop()
+        with suppress(OSError):
+            self._bar.stop()
 
 
 def describe_evaluation(row: Scalars, *, short: bool = False) -> Message:
@@ -115,25 +114,17 @@ def _number(row: Scalars, key: str) -> float:
 @contextmanager
 def shown_progress() -> Iterator[sources.Progress]:
     """Gives the function to call with a stage, the work done and all of it."""
-    if not stderr.is_terminal:
-        seen: set[str] = set()
-
-        def line(stage: str, _done: int, _total: int) -> None:
-            if stage not in seen:
-                seen.add(stage)
-                say(Message(stage))
-
-        yield line
-        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as bars:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def bar(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 for task in tasks.values():
                     bars.stop_task(task)
                 tasks[stage] = bars.add_task(one_line(shown(Message(stage), language())))
+                if bars.disable:
+                    say(stage)
             bars.update(tasks[stage], completed=done, total=total or None)
 
-        yield bar
+        yield show
