@@ -21,7 +21,7 @@ from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import COORDINATOR, node_of
 from cuadrilla.monitor.follow import FileFollower, figures, parsed
 from cuadrilla.monitor.series import Series
-from cuadrilla.rundir import RunDir, is_held, read_object, worker_of_node_file
+from cuadrilla.rundir import RunDir, is_held, node_file, read_object, worker_of_node_file
 from cuadrilla.runfile import leaves
 
 RUNNING, WAITING, STOPPED = "running", "waiting", "stopped"
@@ -42,14 +42,24 @@ Line = dict[str, Any]
 
 
 @dataclass
-class NodeRows:
-    """A machine, from its file in `nodes`. The coordinator has checked the rows; the first one has the machine's facts.
-
-    The first read takes the end of the file, each later one the rows added since.
+class Participant:
+    """A machine, from the run's events and from its own file in `nodes`, if it has one. The coordinator has checked the
+    rows of that file; the first one has the machine's facts. The first read takes the end of the file, each later one
+    the rows added since.
     """
 
     name: str
     path: Path
+    here: bool | None = None
+    """Whether it takes part; None if no event names it."""
+    since: float | None = None
+    """When it came, left, or the run ended."""
+    joined: int = 0
+    lost: int = 0
+    reason: str = ""
+    """Why it left last."""
+    job: str = ""
+    """The one that it does, for a queue or a search."""
     heard: float | None = None
     """When its newest row of any kind was written, by the coordinator's clock."""
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -62,18 +72,22 @@ class NodeRows:
 
     def __post_init__(self) -> None:
         self._follower = FileFollower(self.path, tail_bytes=NODE_TAIL_BYTES)
-        with contextlib.suppress(OSError), open(self.path, "rb") as file:
-            for row in parsed(file.readline()):
-                self.facts = row.get("facts", {})
 
     def read(self) -> None:
+        if self.heard is None:
+            with contextlib.suppress(OSError), open(self.path, "rb") as file:
+                for row in parsed(file.readline()):
+                    self.facts = row.get("facts", {})
         for row in self._follower.rows():
             self._take(row)
 
     @property
-    def word(self) -> Line | None:
-        """The newest line of its log."""
-        return next((line for line in reversed(self.lines) if not line["dropped"]), None)
+    def word(self) -> dict[str, Any] | None:
+        """The newest line of its log, or why it left, if that was later."""
+        said = next((line for line in reversed(self.lines) if not line["dropped"]), None)
+        if self.lost and not self.here and self.reason and (said is None or said["time"] <= (self.since or 0.0)):
+            return {"time": self.since, "level": "warning", "text": self.reason}
+        return None if said is None else {key: said[key] for key in ("time", "level", "text")}
 
     def _take(self, row: Mapping[str, Any]) -> None:
         self.heard = row["time"]
@@ -91,19 +105,6 @@ class NodeRows:
                 self.facts = row["facts"]
 
 
-@dataclass(kw_only=True)
-class Attendance:
-    """Presence of a machine, from events. `reason`: why it left last. `time`: when it came, left, or the run ended.
-    `job`: the one that it does, for a queue or a search."""
-
-    here: bool = False
-    job: str = ""
-    joined: int = 0
-    lost: int = 0
-    reason: str = ""
-    time: float | None = None
-
-
 class RunReader:
     """Reads one run. Thread-safe. `tail_bytes`: read only this much of the end of `metrics.jsonl`."""
 
@@ -117,7 +118,7 @@ class RunReader:
         self._lock = threading.Lock()
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
-        self._nodes: dict[str, NodeRows] = {}
+        self._nodes: dict[str, Participant] = {}
         self._figures, self._shares = Series(POINTS), Series(SHARE_POINTS, fills=True)
         self._forget_rows()
         self._forget_events()
@@ -129,7 +130,8 @@ class RunReader:
             self._take()
             machines = self._machines()
             known = {node_of(machine["name"]) for machine in machines}
-            machines += [{**self._machine(name, 0.0, 0.0), "here": False} for name in nodes if name not in known]
+            absent = [Participant(name, self.run.nodes / node_file(name)) for name in nodes if name not in known]
+            machines += [{**self._machine(node, 0.0, 0.0), "here": False} for node in absent]
             seen = max((machine["seen"] for machine in machines if machine["seen"] is not None), default=None)
             return {**self._head(), "time": now, "seen": seen, "machines": machines}
 
@@ -176,7 +178,7 @@ class RunReader:
 
     def _mean_shares(self) -> dict[str, float]:
         """Each present machine's mean share of the newest steps, scaled so that the shares add up to 1."""
-        gone = {name for name, member in self._members.items() if self.state == RUNNING and not member.here}
+        gone = {name for name, node in self._nodes.items() if self.state == RUNNING and node.here is False}
         shared = [row["shares"] for row in self._newest.values() if "shares" in row]
         names = set[str]().union(*shared) - gone
         sums = {name: sum(shares.get(name, 0.0) for shares in shared) for name in names}
@@ -185,33 +187,32 @@ class RunReader:
     def _machines(self) -> list[dict[str, Any]]:
         """All machines, those present first."""
         shares, speed = self._mean_shares(), self._mean_speed().get("tokens_per_second", 0.0)
-        names = sorted({*self._members, *self._nodes}, key=lambda name: (name != COORDINATOR, name))
-        found = [self._machine(name, shares.get(name, 0.0), speed) for name in names]
+        nodes = sorted(self._nodes.values(), key=lambda node: (node.name != COORDINATOR, node.name))
+        found = [self._machine(node, shares.get(node.name, 0.0), speed) for node in nodes]
         return sorted(found, key=lambda machine: not machine["here"])
 
-    def _machine(self, name: str, share: float, speed: float) -> dict[str, Any]:
-        member, node = self._members.get(name), self._nodes.get(name)
-        here = self.state == RUNNING and (member is None or member.here)
-        works = member is not None or (not self._members and name != COORDINATOR)
+    def _machine(self, node: Participant, share: float, speed: float) -> dict[str, Any]:
+        here = self.state == RUNNING and node.here is not False
+        are_named = any(each.here is not None for each in self._nodes.values())
+        works = node.here is not None if are_named else node.name != COORDINATOR
         shares = bool(self._newest) and works and (here or (self.state != RUNNING and share > 0))
-        member = member or Attendance()
-        usage = dict(node.usage) if node is not None else {}
+        usage = dict(node.usage)
         phase = usage.pop("phase", None)
-        times = (node.heard if node is not None else None, None if here else member.time)
+        times = (node.heard, None if here else node.since)
         return {
-            "name": name,
+            "name": node.name,
             "here": here,
             "works": works,
             "share": share if shares else None,
             "tokens_per_second": share * speed if shares else None,
-            **{key: getattr(member, key) for key in ("joined", "lost", "reason")},
+            **{key: getattr(node, key) for key in ("joined", "lost", "reason")},
             "seen": max((each for each in times if each is not None), default=None),
             "phase": phase if here else None,
             **{key: usage.pop(key, None) for key in LINK_FIGURES},
             "usage": usage,
-            "facts": node.facts if node is not None else {},
-            "word": _word(node, member),
-            "job": member.job if here else "",
+            "facts": node.facts,
+            "word": node.word,
+            "job": node.job if here else "",
         }
 
     # What was read
@@ -227,10 +228,12 @@ class RunReader:
             if "version" in row:
                 self._take_row(row["version"], row)
         for path in self.run.nodes.glob("*.jsonl"):
-            if (name := worker_of_node_file(path.name)) not in self._nodes:
-                self._nodes[name] = NodeRows(name, path)
+            self._node(worker_of_node_file(path.name))
         for node in self._nodes.values():
             node.read()
+
+    def _node(self, name: str) -> Participant:
+        return self._nodes.setdefault(name, Participant(name, self.run.nodes / node_file(name)))
 
     def _forget_rows(self) -> None:
         self._figures.clear()
@@ -265,7 +268,7 @@ class RunReader:
     def _forget_events(self) -> None:
         self.counts.clear()
         self._reason, self._version = "", 0
-        self._members: dict[str, Attendance] = {}
+        self._nodes.clear()
         self._happened: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
     def _take_event(self, row: Mapping[str, Any]) -> None:
@@ -273,19 +276,19 @@ class RunReader:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._version = max(self._version, row.get("version") or 0, int(self._last.get("version", 0)))
         if kind in ("finished", "failed"):  # nobody is in a run that has ended
-            for member in self._members.values():
-                if member.here:
-                    member.here, member.time, member.reason = False, at, ""
+            for node in self._nodes.values():
+                if node.here:
+                    node.here, node.since, node.reason = False, at, ""
             self._reason = "" if row.get("complete") else reason
         elif worker is not None and kind in ("joined", "left", "evicted"):
-            member = self._members.setdefault(worker, Attendance())
-            member.here, member.time, member.job = kind == "joined", at, ""
-            if member.here:
-                member.joined, self._reason = member.joined + 1, ""
+            node = self._node(worker)
+            node.here, node.since, node.job = kind == "joined", at, ""
+            if node.here:
+                node.joined, self._reason = node.joined + 1, ""
             else:
-                member.lost, member.reason = member.lost + 1, reason
+                node.lost, node.reason = node.lost + 1, reason
         elif worker is not None and kind in ("assigned", "returned"):
-            self._members.setdefault(worker, Attendance()).job = row["job"] if kind == "assigned" else ""
+            self._node(worker).job = row["job"] if kind == "assigned" else ""
         if kind != "checkpoint":
             details = {key: value for key, value in row.items() if key not in ("time", "event", "version", "units")}
             details |= {"count": len(row["units"])} if "units" in row else {}
@@ -312,14 +315,6 @@ def state_of(run: RunDir) -> str:
         return WAITING
     state = read_object(run.status).get("state", RUNNING)
     return STOPPED if state == RUNNING else str(state)
-
-
-def _word(node: NodeRows | None, member: Attendance) -> dict[str, Any] | None:
-    """The newest line of a machine's log, or why it left, if that was later."""
-    said = node.word if node is not None else None
-    if member.lost and not member.here and member.reason and (said is None or said["time"] <= (member.time or 0.0)):
-        return {"time": member.time, "level": "warning", "text": member.reason}
-    return None if said is None else {key: said[key] for key in ("time", "level", "text")}
 
 
 def modified(path: Path) -> float:
