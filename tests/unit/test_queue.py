@@ -93,7 +93,7 @@ class Queue:
 def queue(tmp_path: Path) -> Queue:
     for name in ("uno", "dos", "tres"):
         make_run(tmp_path / name)
-    return Queue(tmp_path / "queue.txt", "uno", "dos", "# cuatro", "", "  tres")
+    return Queue(tmp_path / "queue.txt", "uno", "dos", "# cuatro", "", "  tres # ya está")
 
 
 def test_they_are_handed_out_in_their_order_and_a_lost_one_waits_again(queue: Queue) -> None:

@@ -1,7 +1,7 @@
 """The runs that a text file names, as a `JobSource`. Its owner edits the file while they are trained.
 
-A line is the folder of a run, relative to the file; a line that begins with `#` is a comment. The first run that waits
-begins first. A run whose line is gone is saved and given back.
+A line is the folder of a run, relative to the file; a comment begins with `#`, or with ` #` behind a folder. The first
+run that waits begins first. A run whose line is gone is saved and given back.
 
 Invariants
 * A run's results are in its own folder. Only a run that fails here is known to this process alone.
@@ -95,7 +95,7 @@ class RunQueue:
         return self._file.read_text(encoding="utf-8-sig", errors="replace")
 
     def _take(self, text: str) -> None:
-        lines = [line.strip() for line in text.splitlines()]
+        lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
         paths = {line: (self._file.parent / line).resolve() for line in lines if line and line[0] != "#"}
         self._named = {_job_of(path): QueuedRun(line=line, run=RunDir(path)) for line, path in paths.items()}
         known = {job: run for job, run in self._runs.items() if run.state == RUNNING or job in self._named}
