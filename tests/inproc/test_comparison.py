@@ -10,7 +10,7 @@ import pytest
 
 import cuadrilla
 from cuadrilla.cli.evaluate import evaluate
-from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.model import export_hf
 from cuadrilla.cli.output import options
 from cuadrilla.errors import ConfigError
 from cuadrilla.rundir import RunDir

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cuadrilla.cli.export import export_gguf, export_hf
+from cuadrilla.cli.model import export_gguf, export_hf
 from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import ConfigError
 from cuadrilla.model.generate import generate

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from cuadrilla.cli.evaluate import evaluate
-from cuadrilla.cli.export import export_gguf, export_hf
-from cuadrilla.cli.imported import import_model
-from cuadrilla.cli.model import generate
+from cuadrilla.cli.model import export_gguf, export_hf, generate, import_model
 from cuadrilla.crew import bundle
 from cuadrilla.crew.run import train_run
 from cuadrilla.data.prepare import PrepareOptions, prepare

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuadrilla.cli.export import export_hf
+from cuadrilla.cli.model import export_hf
 from cuadrilla.crew.run import train_run
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.errors import CheckpointError
