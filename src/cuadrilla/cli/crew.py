@@ -1,4 +1,5 @@
 """The commands of a crew: `up` coordinates, `join` works for a coordinator, `invite` and `kick` decide who may join.
+A machine's owner decides when it works for others, which code may run on it and which crew it leaves.
 
 An invite is read from a hidden prompt, from standard input or from a file, never from an argument: all users of a
 machine can see the arguments of its processes.
@@ -6,12 +7,14 @@ machine can see the arguments of its processes.
 
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from getpass import getpass
@@ -25,18 +28,17 @@ if sys.platform != "win32":
 
 from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
 from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say, say_at_once
-from cuadrilla.cli.owner import LowPriority, OnPower, WhileIdle, leave, trust_code
 from cuadrilla.cli.parent import under_a_parent
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
 from cuadrilla.crew.signals import stop_on_signals
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.link.address import Address, listening_address
 from cuadrilla.log import log_to
 from cuadrilla.messages import Message, language, shown
-from cuadrilla.rundir import FolderLock, RunDir, make_private, write_json
+from cuadrilla.rundir import FolderLock, RunDir, make_private, storage_errors, write_json
 from cuadrilla.runfile import load_dumped, read_run_file
 
 if TYPE_CHECKING:
@@ -62,6 +64,15 @@ DialledAddress = Annotated[
     ),
 ]
 InviteFile = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Read the invite from a file.")]
+WhileIdle = Annotated[
+    bool,
+    typer.Option(
+        "--while-idle",
+        help="Work only while other programs use little of the processor, and begin only while no GPU is in use.",
+    ),
+]
+OnPower = Annotated[bool, typer.Option("--on-power", help="Work only while the machine is not on battery.")]
+LowPriority = Annotated[bool, typer.Option("--low-priority", help="Other programs go first.")]
 Uses = Annotated[int, typer.Option(min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -313,6 +324,51 @@ def joined_crew(home: Home, address: str, *, name: str, invited: str | None) -> 
 
     known = home.find_crew(address) if invited is None else None
     return known or enrol(home, invited or "", address=address, name=name, report=say)
+
+
+def pause(
+    off: Annotated[bool, typer.Option("--off", help="End a pause: the machine works again.")] = False,
+) -> None:
+    """Let this machine wait: its work goes to the others until `cuadrilla pause --off`."""
+    home = Home.of_user()
+    if not off and not home.joined():
+        hint = "nothing to pause; Ctrl-C stops a training. Where a crew is coordinated: cuadrilla kick here-1"
+        raise LinkError("this machine works for no crew of another machine", hint=hint)
+    if off and not home.is_paused:
+        say("this machine was not paused")
+        return
+    (home.unpause if off else home.pause)()
+    waits = "work for others waits on this machine; to go on: cuadrilla pause --off"
+    say("this machine works again" if off else waits)
+
+
+def trust_code(sha256: str) -> None:
+    """Allow code to run on this machine, by its SHA-256, also before it is fetched. Raises ConfigError."""
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise ConfigError("{text!r} is not a hash of code", text=sha256[:80], hint="copy what `cuadrilla join` printed")
+    Home.of_user().trust(sha256)
+    say("{hash} may run on this machine", hash=sha256)
+
+
+def leave(address: str) -> None:
+    """Leave a crew: this machine's name there becomes free, and the crew's folder on this machine is deleted."""
+    from cuadrilla.link.base import Refused
+    from cuadrilla.link.client import Connection
+    from cuadrilla.link.identity import load_node
+
+    home = Home.of_user()
+    crew = home.find_crew(address)
+    if crew is None or crew not in home.joined():  # with a new address it might be another crew than the one meant
+        raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
+    try:
+        with closing(Connection(crew.address, identity=load_node(crew.folder))) as connection, suppress(Refused):
+            connection.leave()  # a kicked machine is refused
+    except LinkError as error:
+        say("the coordinator was not informed: {problem}", problem=error.message)
+        say("there, `cuadrilla kick {name}` takes this machine off the list", name=crew.name)
+    with storage_errors(crew.folder):
+        shutil.rmtree(crew.folder)
+    say("left the crew at {address}", address=crew.address)
 
 
 def kick(name: Annotated[str, typer.Argument(help="A name that `cuadrilla monitor` shows.")]) -> None:

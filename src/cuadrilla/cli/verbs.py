@@ -27,7 +27,7 @@ VERBS = {
     "join": Verb("crew", "join", CREW, "Work for a crew's coordinator."),
     "invite": Verb("crew", "invite", CREW, "Make an invite for the crew that runs on this machine."),
     "kick": Verb("crew", "kick", CREW, "Remove a machine from this machine's crew."),
-    "pause": Verb("owner", "pause", CREW, "Let this machine wait while the others do its work, or go on."),
+    "pause": Verb("crew", "pause", CREW, "Let this machine wait while the others do its work, or go on."),
     "queue": Verb("jobs", "queue", CREW, "Train the runs that a text file names, each on one machine."),
     "stop": Verb("crew", "stop", CREW, "Stop the coordinator that runs on this machine."),
     "standby": Verb("standby", "standby", CREW, "Keep a copy of a crew's run and keys, ready to take over."),
