@@ -35,11 +35,10 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     try:
         code = supervise(sys.argv[1:], run, report=_report, ends_with_terminal=bool(listen))
     except EnvironmentProblem:  # the child, which sends alarms, was killed
-        from cuadrilla.config import AlarmSection
         from cuadrilla.runfile import read_run_config
         from cuadrilla.train.alarms import Alarms
 
-        with Alarms(read_run_config(run).alarm if run.config.exists() else AlarmSection(), run=run):
+        with Alarms(read_run_config(run).alarm, run=run):
             raise
     raise typer.Exit(code)
 
