@@ -127,21 +127,15 @@ def _show(measured: Sequence[Mapping[str, Any]]) -> None:
     """Print a table with a row for each measure and a column for each model; with `--json` an object for each model."""
     if answered(measured):
         return
-    headings = [each["model"] for each in measured] if len(measured) > 1 else ["value"]
-    sizes = {heading: each["parameters"] for heading, each in zip(headings, measured, strict=True)}
-    rows = measure_rows({heading: each["measures"] for heading, each in zip(headings, measured, strict=True)})
-    emit_table([{"measure": named("parameters"), **sizes, "on": ""}, *rows])
+    models = dict(zip([each["model"] for each in measured] if len(measured) > 1 else ["value"], measured, strict=True))
+    rows = [{"measure": named("parameters"), **{name: each["parameters"] for name, each in models.items()}, "on": ""}]
+    for on, measures in measured[0]["measures"].items():
+        for measure in measures:
+            if not measure.endswith("_error"):
+                values = {name: _shown(each["measures"][on], measure) for name, each in models.items()}
+                rows.append({"measure": named(measure), **values, "on": on})
+    emit_table(rows)
     say("± is the standard error")
-
-
-def measure_rows(models: Mapping[str, Measures]) -> list[dict[str, object]]:
-    """A row for each measure, with a column for each model and what it was measured on."""
-    return [
-        {"measure": named(name), **{model: _shown(found[on], name) for model, found in models.items()}, "on": on}
-        for on, measures in next(iter(models.values())).items()
-        for name in measures
-        if not name.endswith("_error")
-    ]
 
 
 def _shown(measures: Mapping[str, Any], name: str) -> object:
