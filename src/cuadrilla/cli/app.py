@@ -166,24 +166,23 @@ def run() -> int:
 
 
 def _without_global_flags(arguments: Sequence[str]) -> list[str]:
-    """Apply and remove `--json`, `--debug` and `--lang`, wherever they stand. Raises ConfigError."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    ours = _without_language(arguments[:end])
-    options.json, options.debug = "--json" in ours, "--debug" in ours
-    return [word for word in ours if word not in ("--json", "--debug")] + list(arguments[end:])
-
-
-def _without_language(words: Sequence[str]) -> list[str]:
-    """Apply and remove `--lang`. It is set as an environment variable, so that child processes use it too."""
-    left, following = [], iter(words)
+    """Apply and remove `--json`, `--debug` and `--lang`, wherever they stand before `--`. Raises ConfigError."""
+    left, following = list[str](), iter(arguments)
+    options.json = options.debug = False
     for word in following:
-        if word != "--lang" and not word.startswith("--lang="):
-            left.append(word)
-            continue
-        chosen = next(following, "") if word == "--lang" else word.removeprefix("--lang=")
-        if chosen not in LANGUAGES:
-            raise ConfigError("unknown language {chosen!r}", chosen=chosen, hint="--lang en, or --lang es")
-        os.environ[VARIABLES[0]] = chosen
+        match word.partition("="):
+            case ["--", "", ""]:
+                return [*left, word, *following]
+            case ["--json", "", ""]:
+                options.json = True
+            case ["--debug", "", ""]:
+                options.debug = True
+            case ["--lang", _, chosen]:
+                if (chosen := chosen or next(following, "")) not in LANGUAGES:
+                    raise ConfigError("unknown language {chosen!r}", chosen=chosen, hint="--lang en, or --lang es")
+                os.environ[VARIABLES[0]] = chosen  # so that child processes use it, too
+            case _:
+                left.append(word)
     return left
 
 
