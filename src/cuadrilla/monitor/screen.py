@@ -18,7 +18,6 @@ from cuadrilla.printable import one_line
 GIB = 2**30
 NARROW_CELLS = 110
 UNKNOWN = "-"
-PHASES = ("loading", "receiving", "computing", "sending", "waiting", "paused")
 Data = Mapping[str, Any]
 Machine = dict[str, Any]
 
@@ -88,7 +87,7 @@ def run_screen(now: Data, *, clock: str, width: int | None = None) -> Renderable
         return Group(head, *nobody)
     table = Table(box=None, pad_edge=False, header_style="dim")
     columns: list[Column] = []
-    rows = [{**machine, "lag": _lag(machine, now), "ends": now["state"] != "running"} for machine in now["machines"]]
+    rows = [{**machine, "now": now["time"], "ends": now["state"] != "running"} for machine in now["machines"]]
     for column in COLUMNS:
         is_known = any(column.cell(row) not in ("", UNKNOWN) for row in rows)
         if is_known and (not column.wide or width is None or width >= NARROW_CELLS):
@@ -123,15 +122,15 @@ def _head(now: Data) -> list[str]:
     return [*parts, now["reason"]]
 
 
-def _lag(machine: Data, now: Data) -> float | None:
-    """Seconds since a machine was heard. Clocks of two machines may differ, so a negative time counts as 0."""
-    return None if machine["seen"] is None else max(0.0, now["time"] - machine["seen"])
+def _lag(machine: Machine) -> str:
+    """The time since a machine was heard. Clocks of two machines may differ, so a negative time counts as 0."""
+    return UNKNOWN if machine["seen"] is None else duration(max(0.0, machine["now"] - machine["seen"]))
 
 
 def _phase(machine: Machine) -> str:
     if machine["phase"] is None and not machine["here"]:
         return Message("last seen") if machine["ends"] else Message("gone")
-    return machine["phase"] if machine["phase"] in PHASES else UNKNOWN
+    return machine["phase"] or UNKNOWN
 
 
 def _word(machine: Machine) -> str:
@@ -160,7 +159,7 @@ COLUMNS = (
     Column(head=Message("°C"), cell=lambda row: _known(_celsius(row)), wide=True),
     Column(head=Message("up"), cell=lambda row: rate(row["sent_bytes_per_second"]), wide=True),
     Column(head=Message("down"), cell=lambda row: rate(row["received_bytes_per_second"]), wide=True),
-    Column(head=Message("lag"), cell=lambda row: UNKNOWN if row["lag"] is None else duration(row["lag"])),
+    Column(head=Message("lag"), cell=_lag),
     Column(head=Message("last word"), cell=_word, left=True),
 )
 
