@@ -111,15 +111,11 @@ class RunReader:
     def __init__(self, run: RunDir, *, tail_bytes: int | None = None) -> None:
         self.run = run
         self.state = "unknown"
-        self.counts: dict[str, int] = {}
-        """Number of events, by name."""
         self._about: tuple[object, dict[str, Any]] = (None, {})
         """When the files that `about` reads were written, and its result."""
         self._lock = threading.Lock()
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
-        self._nodes: dict[str, Participant] = {}
-        self._figures, self._shares = Series(POINTS), Series(SHARE_POINTS, fills=True)
         self._forget_rows()
         self._forget_events()
 
@@ -236,8 +232,7 @@ class RunReader:
         return self._nodes.setdefault(name, Participant(name, self.run.nodes / node_file(name)))
 
     def _forget_rows(self) -> None:
-        self._figures.clear()
-        self._shares.clear()
+        self._figures, self._shares = Series(POINTS), Series(SHARE_POINTS, fills=True)
         self._last: dict[str, float] = {}
         self._best: dict[str, float] = {}
         self._elapsed = 0.0
@@ -266,9 +261,10 @@ class RunReader:
             self._samples.append({"version": version, "text": sample})
 
     def _forget_events(self) -> None:
-        self.counts.clear()
+        self.counts: dict[str, int] = {}
+        """Number of events, by name."""
         self._reason, self._version = "", 0
-        self._nodes.clear()
+        self._nodes: dict[str, Participant] = {}
         self._happened: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
 
     def _take_event(self, row: Mapping[str, Any]) -> None:

@@ -30,7 +30,6 @@ class Series:
     fills: bool = False
     stride: int = 1
     points: dict[int, _Point] = field(default_factory=dict)
-    columns: dict[str, None] = field(default_factory=dict)
 
     def add(self, version: int, values: Mapping[str, float]) -> None:
         point = self.points.setdefault((version - 1) // self.stride, _Point())
@@ -42,19 +41,14 @@ class Series:
         for name, value in values.items():
             total, count = (0.0, 0) if replaces else point.sums.get(name, (0.0, 0))
             point.sums[name] = (total + value, count + 1)
-            self.columns[name] = None
         while len(self.points) > self.most:
             self._join()
-
-    def clear(self) -> None:
-        self.stride = 1
-        self.points.clear()
-        self.columns.clear()
 
     def data(self) -> dict[str, Any]:
         """All points: the newest version of each as `x`, and the means of each column."""
         points = [self.points[key] for key in sorted(self.points)]
-        columns = {name: [self._mean(point, name) for point in points] for name in self.columns}
+        names = dict.fromkeys(name for point in points for name in point.sums)
+        columns = {name: [self._mean(point, name) for point in points] for name in names}
         return {"x": [point.last for point in points], "columns": columns}
 
     def _mean(self, point: _Point, name: str) -> float | None:
