@@ -123,7 +123,7 @@ def train(
     if (place := find_place()) is None or place.leads:
         if outcome.complete and not outcome.last_row:
             say("complete   nothing was left to train; more: --epochs N --allow-changes")
-        if has_page := of_texts or (folder.path / PAGE).exists():
+        if has_page := bool(outcome.version) and (of_texts or (folder.path / PAGE).exists()):
             from cuadrilla.monitor.web.page import save_page
 
             save_page(folder, folder.path / PAGE)
