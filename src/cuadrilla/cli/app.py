@@ -48,14 +48,13 @@ log = logging.getLogger(__name__)
 
 
 class Root(typer.core.TyperGroup):
-    """Reports an interruption, which Typer's own group does not."""
+    """Passes an interruption on, which Typer's own group takes for an exit."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            say("interrupted")
-            raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+            raise typer.Abort from None
 
 
 def _show_version(value: bool) -> None:
@@ -154,7 +153,7 @@ def run() -> int:
             traceback.print_exc()
         report_error(error)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # Abort: a question was not answered
+    except (KeyboardInterrupt, typer.Abort):
         say("interrupted")
         return INTERRUPTED_EXIT_CODE
     except Exception as error:  # the CLI boundary: anything unforeseen is our own bug, or the user's task's
