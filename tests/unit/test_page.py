@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cuadrilla.cli.dashboard import dashboard
+from cuadrilla.cli.serve import dashboard
 from cuadrilla.errors import ConfigError
 from cuadrilla.monitor.run import MAX_NOTES_BYTES, RunReader, about
 from cuadrilla.monitor.web.page import frozen_page

@@ -1,10 +1,13 @@
-"""`cuadrilla serve`: a trained model over HTTP."""
+"""Commands that answer over HTTP: `cuadrilla serve` with a trained model, `cuadrilla dashboard` with runs and their
+machines."""
 
 import asyncio
 import importlib.util
+import secrets
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -13,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cuadrilla.cli.model import Device, Run, about
-from cuadrilla.cli.output import say
-from cuadrilla.errors import EnvironmentProblem, LinkError
+from cuadrilla.cli.output import emit, say
+from cuadrilla.errors import ConfigError, EnvironmentProblem, LinkError
 from cuadrilla.link.address import Address
 from cuadrilla.messages import Message
+from cuadrilla.monitor.web.page import save_page
+from cuadrilla.rundir import RunDir
 
 if TYPE_CHECKING:
     from cuadrilla.serve.predictions import Predictor
@@ -65,12 +70,12 @@ def serve(
             app,
             listener=listener,
             around=served.running(),
-            ready=lambda: _tell(served, url=url_of(listener), has_key=bool(key)),
+            ready=lambda: _tell_served(served, url=url_of(listener), has_key=bool(key)),
             ending=lambda: asyncio.get_running_loop().call_later(CALLS_SECONDS, end_calls, served),
         )
 
 
-def _tell(model: "ServedModel | Predictor", *, url: str, has_key: bool) -> None:
+def _tell_served(model: "ServedModel | Predictor", *, url: str, has_key: bool) -> None:
     from cuadrilla.serve.served import ServedModel
 
     if isinstance(model, ServedModel):
@@ -79,6 +84,61 @@ def _tell(model: "ServedModel | Predictor", *, url: str, has_key: bool) -> None:
     else:
         say("{name}: /v1/predict", name=model.name)
     say("serving    {url}{key}", url=url, key="" if has_key else Message(" (this machine only, without a key)"))
+
+
+def dashboard(
+    places: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="Run folders, or folders that hold some (here).")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: PortNumber = 8047,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token, for Prometheus (default: a new one).")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page of one run as it is now; it needs no network."),
+    ] = None,
+) -> None:
+    """Watch runs and their machines in a browser. Only people with the link can look, stop a run and write notes."""
+    if save is not None:
+        _save_page(places or [Path()], save)
+        return
+    hint = Message(
+        "listen on 127.0.0.1, and look from another machine through `ssh -L 8047:127.0.0.1:8047 THIS_MACHINE`;"
+        " in a container: --token-file FILE"
+    )
+    with listening(host, port, token_file, hint=hint) as (listener, key):
+        from cuadrilla.monitor.web.app import WITHOUT_TOKEN, make_dashboard
+        from cuadrilla.monitor.web.runs import Runs
+        from cuadrilla.serve.edge import Edge
+        from cuadrilla.serve.listen import listen, url_of
+
+        token, runs, ends = secrets.token_urlsafe(32), Runs(places or [Path()]), threading.Event()
+        listen(
+            Edge(make_dashboard(runs, ends=ends), key=key or token, open_to_all=WITHOUT_TOKEN),
+            listener=listener,
+            around=nullcontext(),
+            ending=ends.set,
+            ready=lambda: _tell_dashboard(url_of(listener), [*runs.paths()], token="" if key else token),
+        )
+
+
+def _save_page(places: list[Path], page: Path) -> None:
+    """Raises ConfigError."""
+    if len(places) != 1:
+        raise ConfigError("--save writes the page of one run", hint="cuadrilla dashboard RUN --save report.html")
+    save_page(RunDir(places[0]), page)
+    say("open it in a browser: {address}", address=page.resolve().as_uri())
+    emit("{page}", page=page)
+
+
+def _tell_dashboard(url: str, names: list[str], *, token: str) -> None:
+    """Print the address. The token stands behind `#`: a browser sends that part of an address to no server."""
+    if not names:
+        say("no run yet; those that begin here will be shown")
+    say("open this in a browser of this machine; Ctrl-C ends it")
+    emit("{url}/#token={token}" if token else "{url}/#token=… (from the token's file)", url=url, token=token)
 
 
 @contextmanager

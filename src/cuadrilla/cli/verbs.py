@@ -40,7 +40,7 @@ VERBS = {
     "import": Verb("model", "import_model", MODELS, "Make a run that continues from a published model."),
     "serve": Verb("serve", "serve", MODELS, "Serve a model over HTTP: OpenAI's API, and a page to try it."),
     "monitor": Verb("monitor", "monitor", LOOK, "How busy this machine is, its crew, or the machines of a run."),
-    "dashboard": Verb("dashboard", "dashboard", LOOK, "Watch runs in a browser, or save a run as one HTML page."),
+    "dashboard": Verb("serve", "dashboard", LOOK, "Watch runs in a browser, or save a run as one HTML page."),
     "doctor": Verb("doctor", "doctor", LOOK, "What will go wrong on this machine, and what repairs it."),
     "prove": Verb("prove", "prove", LOOK, "Prove that a crew trains to the same bits as one machine."),
 }
