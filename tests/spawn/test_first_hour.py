@@ -23,6 +23,7 @@ def test_a_first_run_hears_ctrl_c_and_goes_on(stories: Path, tmp_path: Path) -> 
     made = cuadrilla("new", "mio", "--preset", "gpt2-mini", "--data", os.path.relpath(stories, tmp_path), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert "next: cuadrilla plan mio\n      cuadrilla train mio\n" in made.stderr
+    (tmp_path / "mio" / "report.html").touch()  # a page that a training writes anew, once it has made a step
 
     words = ("train", "mio", *ENDLESS, "--set", "train.batch_sequences=960")
     with closing(Terminal(words, cwd=tmp_path)) as first:
