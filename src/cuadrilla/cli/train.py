@@ -13,7 +13,7 @@ import typer
 from cuadrilla.cli.config import AllowChanges, Preset, Sets, folder_of, show_config
 from cuadrilla.cli.output import advise, answered, say
 from cuadrilla.cli.parent import stopping, under_a_parent
-from cuadrilla.cli.progress import describe_evaluation
+from cuadrilla.cli.progress import ProgressSink, describe_evaluation
 from cuadrilla.cli.texts import is_text, run_of_texts
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
@@ -185,8 +185,7 @@ def practice_sets(text: str, *, option: str = "--practice") -> list[str]:
         template = "{option} {text}: {speeds!r} is not a list of speeds"
         hint = 'write it as "1.0,0.5,0.25@100mbit+20ms"'
         raise ConfigError(template, option=option, text=text, speeds=speeds, hint=hint)
-    workers = [float(speed) for speed in speeds.split(",")]
-    return ['engine.kind="crew"', f"engine.workers={workers}", f'engine.link="{link.strip()}"']
+    return ['engine.kind="crew"', f"engine.workers=[{speeds}]", f'engine.link="{link.strip()}"']
 
 
 def train_and_show(
@@ -199,20 +198,14 @@ def train_and_show(
     more_sinks: "Sequence[Sink]" = (),
 ) -> "Outcome":
     """Call `train_run` with messages and progress on stderr. `opening`: how a crew is opened, if it is not practice."""
-    audience = Audience(
-        tell=say,
-        stopping=stopping,
-        sinks=lambda context: [*_views(folder, context), *more_sinks],
-    )
+
+    def sinks(context: "RunContext") -> "list[Sink]":
+        from cuadrilla.train.sinks import TensorBoardSink
+
+        counted = context.task.defaults.counted
+        progress = ProgressSink(total_versions=context.length.num_steps, done=context.resumed_at, counted=counted)
+        has_board = importlib.util.find_spec("tensorboard") is not None
+        return [progress, *([TensorBoardSink(folder.tensorboard)] if has_board else []), *more_sinks]
+
+    audience = Audience(tell=say, stopping=stopping, sinks=sinks)
     return train_run(resolved, folder, allow_changes=allow_changes, stop_at=stop_at, opening=opening, audience=audience)
-
-
-def _views(folder: RunDir, context: "RunContext") -> "list[Sink]":
-    from cuadrilla.cli.progress import ProgressSink
-    from cuadrilla.train.sinks import TensorBoardSink
-
-    counted = context.task.defaults.counted
-    progress = ProgressSink(total_versions=context.length.num_steps, done=context.resumed_at, counted=counted)
-    if importlib.util.find_spec("tensorboard") is None:
-        return [progress]
-    return [progress, TensorBoardSink(folder.tensorboard)]
