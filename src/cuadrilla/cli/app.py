@@ -57,17 +57,9 @@ class Root(typer.core.TyperGroup):
             raise typer.Abort from None
 
 
-def _show_version(value: bool) -> None:
-    if value:
-        print(f"cuadrilla {__version__}")
-        raise typer.Exit
-
-
 def root(
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True, help="A child that coordinates.")] = False,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    _version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     options.supervised = supervised
     if supervised:
@@ -130,6 +122,9 @@ def run() -> int:
     try:
         arguments = _without_global_flags(sys.argv[1:])
         show_log(verbose=options.debug)
+        if arguments == ["--version"]:
+            print(f"cuadrilla {__version__}")
+            return 0
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
         elif arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
