@@ -184,7 +184,6 @@ def crew_executor(folder: Path, *, listen: str, address: str, uses: int) -> Iter
     """The executor of the machines that join. `folder`: the search or the queue. Raises ConfigError, LinkError."""
     from cuadrilla.jobs.crew import CrewExecutor
 
-    make_private(folder)
     with (
         coordinating() as home,
         closing(CrewExecutor(home, listen=listening_address(listen), folder=folder)) as executor,
