@@ -52,12 +52,8 @@ def fetched(names: Sequence[str], *, to: Path) -> dict[str, bool]:
     if unknown := [name for name in names if name not in CATALOGUE]:
         hint = "`cuadrilla data get` lists the known corpora; fetch other files with: curl -L -C - -O ADDRESS"
         raise ConfigError("{name!r} is not a known corpus", name=unknown[0], hint=hint)
-    try:
-        with shown_progress() as progress:
-            return {name: fetch(CATALOGUE[name], to / name, progress=progress) for name in dict.fromkeys(names)}
-    except KeyboardInterrupt:
-        say("interrupted; to fetch it, type the same command again")
-        raise
+    with shown_progress() as progress:
+        return {name: fetch(CATALOGUE[name], to / name, progress=progress) for name in dict.fromkeys(names)}
 
 
 def _fetched_row(folder: Path, *, is_new: bool) -> dict[str, Any]:
