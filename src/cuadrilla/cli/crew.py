@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,11 +26,10 @@ if sys.platform != "win32":
     import termios
 
 from cuadrilla.cli.config import AllowChanges, RunFile, Sets, folder_of
-from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say, say_at_once
-from cuadrilla.cli.parent import under_a_parent
+from cuadrilla.cli.output import answered, emit, keep_answer_apart, options, say
+from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.children import end_with_parent
-from cuadrilla.crew.signals import stop_on_signals
 from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, LinkError
 from cuadrilla.home import Home, Joined
 from cuadrilla.host.torchrun import find_place
@@ -250,9 +248,8 @@ def _work_or_do_jobs(node: "Node", devices: str, *, threads: int) -> str:
     from cuadrilla.jobs.node import do_jobs
 
     node.tell_working()
-    answer = Message("leaving    what is under way is saved and given back; once more: at once, without saving")
     leaving = threading.Event()
-    with stop_on_signals(lambda _reason: leaving.set(), answer=partial(say_at_once, answer)):
+    with stopping(lambda _reason: leaving.set()):
         reason = do_jobs(node, choose_uses(devices, threads=threads).uses, leaving=leaving)
     if reason == LEAVES:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
