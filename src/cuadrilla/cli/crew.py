@@ -62,15 +62,6 @@ DialledAddress = Annotated[
     ),
 ]
 InviteFile = Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Read the invite from a file.")]
-WhileIdle = Annotated[
-    bool,
-    typer.Option(
-        "--while-idle",
-        help="Work only while other programs use little of the processor, and begin only while no GPU is in use.",
-    ),
-]
-OnPower = Annotated[bool, typer.Option("--on-power", help="Work only while the machine is not on battery.")]
-LowPriority = Annotated[bool, typer.Option("--low-priority", help="Other programs go first.")]
 Uses = Annotated[int, typer.Option(min=1, max=64, help="How many machines may join with the invite.")]
 
 
@@ -176,9 +167,17 @@ def join(
     invite_file: InviteFile = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with (0: all cores).")] = 0,
     devices: DeviceList = "",
-    while_idle: WhileIdle = False,
-    on_power: OnPower = False,
-    low_priority: LowPriority = False,
+    while_idle: Annotated[
+        bool,
+        typer.Option(
+            "--while-idle",
+            help="Work only while other programs use little of the processor, and begin only while no GPU is in use.",
+        ),
+    ] = False,
+    on_power: Annotated[
+        bool, typer.Option("--on-power", help="Work only while the machine is not on battery.")
+    ] = False,
+    low_priority: Annotated[bool, typer.Option("--low-priority", help="Other programs go first.")] = False,
     trust: Annotated[
         str | None,
         typer.Option(metavar="HASH", help="Only approve the code of a run by its hash, once it has been read."),
