@@ -111,8 +111,6 @@ class RunReader:
     def __init__(self, run: RunDir, *, tail_bytes: int | None = None) -> None:
         self.run = run
         self.state = "unknown"
-        self._about: tuple[object, dict[str, Any]] = (None, {})
-        """When the files that `about` reads were written, and its result."""
         self._lock = threading.Lock()
         self._metrics = FileFollower(run.metrics, tail_bytes=tail_bytes)
         self._events = FileFollower(run.events)
@@ -138,7 +136,7 @@ class RunReader:
             return {
                 "head": self._head(),
                 "crew": self._machines(),
-                "about": self._about[1],
+                "about": about(self.run),
                 "figures": self._figures.data(),
                 "shares": self._shares.data(),
                 "points": {name: list(node.points) for name, node in self._nodes.items()},
@@ -162,7 +160,7 @@ class RunReader:
 
     def _outlook(self) -> dict[str, float | None]:
         """The run's number of steps, and the seconds that the remaining steps take at the pace of the newest ones."""
-        num_steps, rows = self._about[1].get("num_steps"), self._newest.values()
+        num_steps, rows = read_object(self.run.config).get("num_steps"), self._newest.values()
         if num_steps is None or self.state != RUNNING or not rows:
             return {"num_steps": num_steps}
         pace = sum(row.get("seconds", 0.0) for row in rows) / sum(row.get("steps", 1) for row in rows)
@@ -215,9 +213,6 @@ class RunReader:
 
     def _take(self) -> None:
         self.state = state_of(self.run) if self.run.path.is_dir() else STOPPED
-        written = [modified(path) for path in (self.run.config, self.run.env, self.run.notes)]
-        if written != self._about[0]:
-            self._about = written, about(self.run)
         for event in self._events.rows(anew=self._forget_events):
             self._take_event(event)
         for row in self._metrics.rows(anew=self._forget_rows):
