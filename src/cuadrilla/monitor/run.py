@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,7 +256,7 @@ class RunReader:
             self._samples.append({"version": version, "text": sample})
 
     def _forget_events(self) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         """Number of events, by name."""
         self._reason, self._version = "", 0
         self._nodes: dict[str, Participant] = {}
@@ -264,7 +264,7 @@ class RunReader:
 
     def _take_event(self, row: Mapping[str, Any]) -> None:
         kind, at, worker, reason = row["event"], row.get("time"), row.get("worker"), row.get("reason", "")
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.counts[kind] += 1
         self._version = max(self._version, row.get("version") or 0, int(self._last.get("version", 0)))
         if kind in ("finished", "failed"):  # nobody is in a run that has ended
             for node in self._nodes.values():
@@ -334,7 +334,6 @@ def about(run: RunDir) -> dict[str, Any]:
         notes = file.read(MAX_NOTES_BYTES)
     return {
         "notes": notes,
-        "num_steps": config.get("num_steps"),
         "parameters": config.get("parameters"),
         "values": values,
         "changed": [key for key in values if origins.get(key, "default") != "default"],
