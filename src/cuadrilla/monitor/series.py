@@ -21,6 +21,12 @@ class _Point:
     rows: int = 0
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
 
+    def take(self, other: "_Point") -> None:
+        self.last, self.rows = max(self.last, other.last), self.rows + other.rows
+        for name, (total, count) in other.sums.items():
+            before, counted = self.sums.get(name, (0.0, 0))
+            self.sums[name] = (before + total, counted + count)
+
 
 @dataclass
 class Series:
@@ -32,17 +38,14 @@ class Series:
     points: dict[int, _Point] = field(default_factory=dict)
 
     def add(self, version: int, values: Mapping[str, float]) -> None:
-        point = self.points.setdefault((version - 1) // self.stride, _Point())
-        replaces = self.stride == 1 and point.rows == 1
-        if replaces and self.fills:
-            point.sums.clear()  # shares of this version before it was redone
-        point.rows += not replaces
-        point.last = max(point.last, version)
-        for name, value in values.items():
-            total, count = (0.0, 0) if replaces else point.sums.get(name, (0.0, 0))
-            point.sums[name] = (total + value, count + 1)
-        while len(self.points) > self.most:
-            self._join()
+        key, sums = (version - 1) // self.stride, {name: (value, 1) for name, value in values.items()}
+        if self.stride == 1 and (earlier := self.points.pop(key, None)) and not self.fills:
+            sums = earlier.sums | sums
+        self.points.setdefault(key, _Point()).take(_Point(version, 1, sums))
+        while len(self.points) > self.most:  # neighbours are joined
+            before, self.points, self.stride = self.points, {}, 2 * self.stride
+            for at, point in before.items():
+                self.points.setdefault(at // 2, _Point()).take(point)
 
     def data(self) -> dict[str, Any]:
         """All points: the newest version of each as `x`, and the means of each column."""
@@ -55,13 +58,3 @@ class Series:
         total, count = point.sums.get(name, (0.0, 0))
         number = point.rows if self.fills else count
         return float(f"{total / number:.{DIGITS}g}") if number else None
-
-    def _join(self) -> None:
-        """Join neighbouring points, so that each holds twice as many versions."""
-        before, self.points, self.stride = self.points, {}, 2 * self.stride
-        for key, point in sorted(before.items()):
-            joined = self.points.setdefault(key // 2, _Point())
-            joined.last, joined.rows = point.last, joined.rows + point.rows
-            for name, (total, count) in point.sums.items():
-                summed, counted = joined.sums.get(name, (0.0, 0))
-                joined.sums[name] = (summed + total, counted + count)
