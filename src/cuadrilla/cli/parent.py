@@ -14,7 +14,7 @@ from cuadrilla.crew.supervise import supervise
 from cuadrilla.errors import EnvironmentProblem
 from cuadrilla.link.address import check_free
 from cuadrilla.messages import Message
-from cuadrilla.rundir import FolderLock, RunDir, is_held
+from cuadrilla.rundir import FolderLock, RunDir
 
 STOPPING = Message("stopping   after this pass; once more: at once, without saving")
 
@@ -27,9 +27,8 @@ def under_a_parent(run: RunDir, *, listen: str = "") -> None:
     """
     if options.supervised or os.name == "nt":
         return
-    if is_held(run.lock):
-        with FolderLock(run.lock):  # raises the error that names its owner
-            pass
+    with FolderLock(run.lock):  # raises the error that names another process that trains the run
+        pass
     if listen:
         check_free(listen)
     try:
