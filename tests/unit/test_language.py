@@ -116,15 +116,12 @@ def test_held_out_measures_and_how_sure_they_are(task: LanguageTask) -> None:
     assert "loss_error" not in task.evaluate(model, iter([collate(items[:1])]))
 
 
-def test_log_likelihood_does_not_depend_on_the_padding(task: LanguageTask) -> None:
+def test_log_likelihood_is_that_of_all_tokens_but_the_first(task: LanguageTask) -> None:
     model = model_of(task)
-    texts = [[3, 9, 4], [5, 8, 6, 2, 7, 11, 13], [1, 2]]
-    together = log_likelihood(model, texts)
-    for ids, found in zip(texts, together, strict=True):
+    for ids in ([3, 9, 4], [5, 8, 6, 2, 7, 11, 13], [1, 2]):
         log_p = torch.log_softmax(model(torch.tensor([ids[:-1]]))[0].double(), -1)
         expected = sum(log_p[place, token].item() for place, token in enumerate(ids[1:]))
-        assert found == pytest.approx(expected, rel=1e-5)
-        assert log_likelihood(model, [ids]) == pytest.approx([expected], rel=1e-5)
-    assert log_likelihood(model, [[4]]) == [0.0]
+        assert log_likelihood(model, ids) == pytest.approx(expected, rel=1e-5)
+    assert log_likelihood(model, [4]) == 0.0
     with pytest.raises(DataError, match="context of 8"):
-        log_likelihood(model, [[1] * (CONTEXT + 2)])
+        log_likelihood(model, [1] * (CONTEXT + 2))

@@ -29,13 +29,11 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import DataError
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.hf import load_hf, require_rows
-from cuadrilla.model.kernels import IGNORED
 from cuadrilla.model.task import Batch, TaskDefaults
 from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import file_sha256
 
 NATS_PER_BIT = math.log(2)
-PAIRS_PER_BATCH = 32
 TEACHER_SHARE = 0.5
 """Share of the training loss that comes from the teachers. 0.75 left a higher held-out loss (docs/experiments.md)."""
 
@@ -175,26 +173,17 @@ def not_training(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def log_likelihood(model: GPT2, ids_batch: Sequence[Sequence[int]]) -> list[float]:
-    """Log-probability (nats) of all tokens but the first of each sequence. Shorter ones are padded to the longest.
-
-    Raises DataError for a sequence that does not fit the context.
-    """
-    longest = max(map(len, ids_batch))
-    if longest - 1 > model.config.context:
+def log_likelihood(model: GPT2, ids: Sequence[int]) -> float:
+    """Log-probability (nats) of all tokens but the first. Raises DataError if they do not fit the context."""
+    if len(ids) - 1 > model.config.context:
         raise DataError(
             "a text of {tokens} tokens does not fit the model's context of {context}",
-            tokens=longest - 1,
+            tokens=len(ids) - 1,
             context=model.config.context,
             hint="use shorter texts, or a model with a longer context",
         )
-    device = next(model.parameters()).device
-    ids_BT = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in ids_batch], device=device)
-    lengths_B1 = torch.tensor([[len(ids)] for ids in ids_batch], device=device)
-    is_padding_BT = torch.arange(longest, device=device) >= lengths_B1
-    targets_BT = ids_BT.masked_fill(is_padding_BT, IGNORED)[:, 1:]
-    losses_BT = model.losses(ids_BT[:, :-1], targets_BT)
-    return [-loss for loss in losses_BT.cpu().double().sum(1).tolist()]
+    ids_1T = torch.tensor([ids], device=next(model.parameters()).device)
+    return -model.losses(ids_1T[:, :-1], ids_1T[:, 1:]).cpu().double().sum().item()
 
 
 def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[float]:
@@ -203,12 +192,6 @@ def wins(model: GPT2, tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> lis
     The log-probabilities of whole texts are compared. An end-of-text token precedes each, as at a document's beginning.
     """
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    encoded = [[tokenizer.end_of_text, *ids] for ids in tokenizer.encode_batch(texts)]
-    order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
-    found = [0.0] * len(encoded)
     with not_training(model):
-        for first in range(0, len(order), 2 * PAIRS_PER_BATCH):
-            chosen = order[first : first + 2 * PAIRS_PER_BATCH]
-            for number, value in zip(chosen, log_likelihood(model, [encoded[n] for n in chosen]), strict=True):
-                found[number] = value
+        found = [log_likelihood(model, [tokenizer.end_of_text, *ids]) for ids in tokenizer.encode_batch(texts)]
     return [(good > bad) + 0.5 * (good == bad) for good, bad in zip(found[::2], found[1::2], strict=True)]
