@@ -6,7 +6,7 @@ several tokens is held back until it is complete, and so is text that may begin 
 
 import codecs
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from cuadrilla.data.tokenizer import Tokenizer
@@ -28,70 +28,51 @@ def generate(
     Raises CheckpointError if the model computes NaN or infinite values.
     """
     row = Row(list(prompt_ids), sampling)
-    if row.reason is None:
-        rows = _rows_for(model, [row])
-        rows.join(row)
-    while row.reason is None:
-        for _, token in rows.step():
-            if token is not None:
-                yield token
-    _check(row)
+    yield from _continued(model, [row])
+    assert row.reason is not None
     return row.reason
 
 
 def generate_batch(model: GPT2 | InferenceModel, prompts: list[list[int]], *, sampling: Sampling) -> list[list[int]]:
     """Continue many prompts together. Prompt i is continued as by `generate` with the seed `sampling.seed + i`."""
-    all_rows = [
-        Row(list(prompt), replace(sampling, seed=sampling.seed + number)) for number, prompt in enumerate(prompts)
-    ]
+    rows = [Row(list(prompt), replace(sampling, seed=sampling.seed + number)) for number, prompt in enumerate(prompts)]
+    deque(_continued(model, rows), maxlen=0)
+    return [row.generated for row in rows]
+
+
+def _continued(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Iterator[int]:
+    """Continue all rows to their ends. Yields their tokens as they come. Raises CheckpointError."""
     waiting = deque(row for row in all_rows if row.reason is None)
-    if waiting:
-        rows = _rows_for(model, all_rows)
-        while waiting or len(rows):
-            while waiting and rows.free:
-                rows.join(waiting.popleft())
-            rows.step()
-    for row in all_rows:
-        _check(row)
-    return [row.generated for row in all_rows]
-
-
-def _check(row: Row) -> None:
-    if row.reason == "error":
+    if not waiting:
+        return
+    ready = model if isinstance(model, InferenceModel) else InferenceModel(model)
+    longest = max(len(row.tokens) + row.sampling.max_tokens for row in all_rows)
+    rows = Rows(ready, slots=min(len(waiting), MAX_ROWS), capacity=longest)
+    while waiting or len(rows):
+        while waiting and rows.free:
+            rows.join(waiting.popleft())
+        yield from (token for _, token in rows.step() if token is not None)
+    if any(row.reason == "error" for row in all_rows):
         raise CheckpointError(
             "the model computes NaN or infinite values",
             hint="use another checkpoint: this one may have been damaged in training",
         )
 
 
-def _rows_for(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Rows:
-    longest = max(len(row.tokens) + row.sampling.max_tokens for row in all_rows)
-    ready = model if isinstance(model, InferenceModel) else InferenceModel(model)
-    return Rows(ready, slots=min(len(all_rows), MAX_ROWS), capacity=longest)
-
-
 def generate_text(
     model: GPT2 | InferenceModel, tokenizer: Tokenizer, prompt: str, *, sampling: Sampling
-) -> Generator[str, None, Reason]:
-    """Continue a text. Yields pieces, returns why it ended: the end-of-text token is a stop id, too. An empty prompt
-    begins a new document."""
-    stop_ids = (*sampling.stop_ids, tokenizer.end_of_text)
+) -> Iterator[str]:
+    """Continue a text. Yields pieces. The end-of-text token is a stop id, too. An empty prompt begins a document."""
     stream = TextStream(tokenizer, stop=sampling.stop)
-    prompt_ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
-    ids = generate(model, prompt_ids, sampling=replace(sampling, stop=(), stop_ids=stop_ids))
-    reason: Reason = "length"
-    while not stream.stopped:
-        try:
-            piece = stream.push(next(ids))
-        except StopIteration as end:
-            reason = end.value
-            break
-        if piece:
+    own = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, tokenizer.end_of_text))
+    row = Row(tokenizer.encode(prompt) or [tokenizer.end_of_text], own)
+    for token in _continued(model, [row]):
+        if piece := stream.push(token):
             yield piece
-    piece = stream.finish()
-    if piece:
+        if stream.stopped:
+            return
+    if piece := stream.finish():
         yield piece
-    return "stop" if stream.stopped else reason
 
 
 class TextStream:
