@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from cuadrilla.data.executor import processes
+from cuadrilla.data.executor import in_order, processes
 from cuadrilla.data.folder import TOKENIZER, read_manifest
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import Tokenizer
@@ -110,8 +110,8 @@ def test_what_is_dropped_is_counted(library, tmp_path):
 
 def test_an_error_in_a_process_is_the_error_of_all():
     for count in (1, 2):
-        with processes(count) as workers, pytest.raises(DataError, match="surrogate") as caught:
-            list(workers.run([encode_surrogate]))
+        with processes(count) as jobs, pytest.raises(DataError, match="surrogate") as caught:
+            list(in_order(jobs, [encode_surrogate], ahead=1))
         assert caught.value.hint == "save it again as UTF-8"
 
 

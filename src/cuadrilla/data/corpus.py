@@ -8,7 +8,7 @@ each document.
 import io
 import json
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ import tokenizers
 from numpy.typing import NDArray
 
 from cuadrilla.data import clean, duplicates
-from cuadrilla.data.executor import Workers
 from cuadrilla.data.order import mixed
 from cuadrilla.data.sources import Progress, Sources
 from cuadrilla.messages import Message
@@ -36,6 +35,8 @@ MIN_CHARACTERS = 20
 MIN_TEXTS = 20
 """With fewer texts, parts of texts are held out: a whole one would be too large a loss for training."""
 DOCUMENT_SIZES = (clean.MAX_DOCUMENT, 2_000, 200)
+Runner = Callable[[Iterable[Callable[[], bytes]]], Iterator[bytes]]
+"""Runs calls, and gives their results in order."""
 CLEANING, COMPARING = Message("cleaning"), Message("looking for near-duplicates")
 
 
@@ -153,20 +154,18 @@ class Corpus:
 
 
 def make_corpus(
-    work: Path, *, read: Sources, val_fraction: float, keep_all: bool, workers: Workers, progress: Progress
+    work: Path, *, read: Sources, val_fraction: float, keep_all: bool, run: Runner, progress: Progress
 ) -> Corpus:
     """Read, clean, deduplicate and split all sources. A single document is cut finer. Raises DataError."""
     for maximum in DOCUMENT_SIZES:
-        corpus = _cleaned(work, read=read, keep_all=keep_all, maximum=maximum, workers=workers, progress=progress)
+        corpus = _cleaned(work, read=read, keep_all=keep_all, maximum=maximum, run=run, progress=progress)
         if len(corpus) >= 2:
             break
     corpus.split(val_fraction)
     return corpus
 
 
-def _cleaned(
-    work: Path, *, read: Sources, keep_all: bool, maximum: int, workers: Workers, progress: Progress
-) -> Corpus:
+def _cleaned(work: Path, *, read: Sources, keep_all: bool, maximum: int, run: Runner, progress: Progress) -> Corpus:
     """Read, clean and deduplicate all sources, without splitting them."""
     counts: Counter[str] = Counter()
     total = sum(source.size_bytes for source in read.all)
@@ -175,7 +174,7 @@ def _cleaned(
     calls = (partial(clean_sections, batch, maximum=maximum, keep_all=keep_all) for batch in batches)
     chunks: list[CleanChunk] = []
     num_documents = 0
-    for number, made in enumerate(workers.run(calls)):
+    for number, made in enumerate(run(calls)):
         chunk = CleanChunk(work / f"{number}.npz", num_documents)
         with storage_errors(chunk.path):
             chunk.path.write_bytes(made)

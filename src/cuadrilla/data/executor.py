@@ -12,8 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -22,47 +21,33 @@ from cuadrilla.errors import ResourceError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workers:
-    executor: Executor
-    ahead: int
-    """Number of jobs that are started before the first result is taken."""
-
-    def run(self, calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-        """The result of each call, in order. Raises what a job raised, ResourceError if a process was killed."""
-        waiting: deque[Future[Any]] = deque()
-        try:
-            for call in calls:
-                waiting.append(self.executor.submit(call))
-                if len(waiting) > self.ahead:
-                    yield waiting.popleft().result()
-            while waiting:
+def in_order(executor: Executor, calls: Iterable[Callable[[], T]], *, ahead: int) -> Iterator[T]:
+    """The result of each call, in order; `ahead` calls are started before the first result is taken. Raises what a
+    call raised, ResourceError if a process was killed."""
+    waiting: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            waiting.append(executor.submit(call))
+            if len(waiting) > ahead:
                 yield waiting.popleft().result()
-        except BrokenExecutor as error:
-            raise ResourceError(
-                "a process of the preparation was killed; it may have run out of memory",
-                hint="run the same command again, with fewer --processes",
-            ) from error
-
-
-def processes(count: int) -> AbstractContextManager[Workers]:
-    """`count` processes of this machine, which end with the block. A single one is a thread of this process."""
-    if count == 1:
-        return threads(1)
-    return _of(_Pool(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin), count)
-
-
-def threads(count: int) -> AbstractContextManager[Workers]:
-    """`count` threads, for work in libraries that release the interpreter's lock."""
-    return _of(ThreadPoolExecutor(count), count)
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenExecutor as error:
+        raise ResourceError(
+            "a process of the preparation was killed; it may have run out of memory",
+            hint="run the same command again, with fewer --processes",
+        ) from error
 
 
 @contextmanager
-def _of(executor: Executor, count: int) -> Iterator[Workers]:
+def processes(count: int) -> Iterator[Executor]:
+    """`count` processes of this machine, which end with the block. A single one is a thread of this process."""
+    spawn = multiprocessing.get_context("spawn")
+    pool = ThreadPoolExecutor(1) if count == 1 else _Pool(count, mp_context=spawn, initializer=_begin)
     try:
-        yield Workers(executor=executor, ahead=2 * count)
+        yield pool
     finally:
-        executor.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 class _Pool(ProcessPoolExecutor):

@@ -15,7 +15,7 @@ from at most `TOKENIZER_CHARACTERS` characters, chosen by hash.
 import os
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuadrilla.data.corpus import RECIPE, SPLITS, CleanChunk, Corpus, make_corpus
-from cuadrilla.data.executor import Workers, processes, threads
+from cuadrilla.data.executor import in_order, processes
 from cuadrilla.data.folder import (
     MANIFEST,
     TOKENIZER,
@@ -145,14 +145,13 @@ def prepare(
             try:
                 small = sum(source.size_bytes for source in sources.all) < SMALL_BYTES
                 count = 1 if small else options.processes or max(1, int(read_facts().cores))
-                given = Workers(executor=executor, ahead=2 * count) if executor else None
-                with nullcontext(given) if given else processes(count) as workers:
+                with nullcontext(executor) if executor else processes(count) as jobs:
                     corpus = make_corpus(
                         work,
                         read=sources,
                         val_fraction=options.val_fraction,
                         keep_all=options.keep_all,
-                        workers=workers,
+                        run=partial(in_order, jobs, ahead=2 * count),
                         progress=progress,
                     )
                 manifest = _written(work, corpus, sources, tokenizer, options=wanted, progress=progress)
@@ -249,9 +248,9 @@ def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress:
     """Encode every document and write the tokens into `work`. Raises ResourceError."""
     dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
     calls = (partial(_encode, chunk, corpus, tokenizer, dtype) for chunk in corpus.chunks)
-    with storage_errors(work), ExitStack() as stack, threads(ENCODING_THREADS) as workers:
+    with storage_errors(work), ExitStack() as stack, ThreadPoolExecutor(ENCODING_THREADS) as threads:
         files = {split: stack.enter_context(open(work / TOKENS[name], "wb")) for split, name in SPLITS.items()}
-        for done, encoded in enumerate(workers.run(calls)):
+        for done, encoded in enumerate(in_order(threads, calls, ahead=2 * ENCODING_THREADS)):
             progress(WRITING, done, len(corpus.chunks))
             for split, ids in encoded.items():
                 files[split].write(ids.tobytes())
