@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from cuadrilla.serve import edge as module
-from cuadrilla.serve.edge import Edge, Event, Receive, Refusal, Scope, Send
+from cuadrilla.serve.edge import Edge, Refusal
 
 HOST, KEY = "127.0.0.1:8000", "correct-horse-battery-staple"
 BEARER = ("Authorization", f"Bearer {KEY}")
@@ -53,16 +54,16 @@ def ask(
     key: str = "",
     pages: bool = True,
 ) -> Answer:
-    inside, sent = Inside(), list[Event]()
+    inside, sent = Inside(), list[Message]()
     left = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     left[-1]["more_body"] = False
     given = [*([("Host", host)] if host is not None else []), *head]
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in given]
 
-    async def receive() -> Event:
+    async def receive() -> Message:
         return left.pop(0)
 
-    async def send(event: Event) -> None:
+    async def send(event: Message) -> None:
         sent.append(event)
 
     scope = {"type": "http", "method": method, "path": path, "headers": raw}

@@ -13,17 +13,11 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_TO_ALL, PAGE = ("/health", "/healthz"), "/"
 BASIC = 'Basic realm="cuadrilla", charset="UTF-8"'
@@ -54,7 +48,7 @@ class Edge:
     """
 
     def __init__(
-        self, app: Application, *, key: str, open_to_all: Collection[str] = OPEN_TO_ALL, pages: bool = False
+        self, app: ASGIApp, *, key: str, open_to_all: Collection[str] = OPEN_TO_ALL, pages: bool = False
     ) -> None:
         self._app, self._key, self._open_to_all, self._pages = app, key, open_to_all, pages
 
@@ -106,7 +100,7 @@ def _limited(receive: Receive) -> Receive:
     """`receive`, which then raises Refusal for a body that is too long."""
     length = 0
 
-    async def received() -> Event:
+    async def received() -> Message:
         nonlocal length
         event = await receive()
         length += len(event.get("body", b""))

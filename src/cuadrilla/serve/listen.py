@@ -13,11 +13,11 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from cuadrilla.errors import ConfigError, LinkError
 from cuadrilla.host.process import allow_descriptors
 from cuadrilla.link.address import Address
-from cuadrilla.serve.edge import Application
 
 KEEP_ALIVE_SECONDS = 30
 CALLS_SECONDS = 8
@@ -67,7 +67,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def listen(
-    app: Application,
+    app: ASGIApp,
     *,
     listener: socket.socket,
     around: AbstractAsyncContextManager[object],
