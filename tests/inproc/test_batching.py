@@ -19,7 +19,7 @@ from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve import served
 from cuadrilla.serve.app import make_app
-from cuadrilla.serve.batching import Batcher, Call
+from cuadrilla.serve.batching import Batcher, Steps
 from cuadrilla.serve.completions import begin
 from cuadrilla.serve.edge import Refusal
 from cuadrilla.serve.openai import CompletionRequest
@@ -47,16 +47,16 @@ async def batcher(model: InferenceModel, *, slots: int = 4, waiting: int = 100) 
         await made.close()
 
 
-async def steps_of(call: Call) -> AsyncIterator[tuple[int | None, Reason | None]]:
+async def steps_of(steps: Steps) -> AsyncIterator[tuple[int | None, Reason | None]]:
     """The tokens of a call with one row."""
     reason = None
     while reason is None:
-        _, token, reason = await call.steps.get()
+        _, token, reason = await steps.get()
         yield token, reason
 
 
-async def tokens_of(call: Call) -> list[int]:
-    return [token async for token, _ in steps_of(call) if token is not None]
+async def tokens_of(steps: Steps) -> list[int]:
+    return [token async for token, _ in steps_of(steps) if token is not None]
 
 
 def test_clients_that_come_and_go_at_random(model: InferenceModel) -> None:
@@ -110,7 +110,7 @@ def test_who_leaves_while_waiting_never_gets_a_slot(model: InferenceModel) -> No
             service.leave(second)
             assert await tokens_of(third) == list(generate(model, [3], sampling=GREEDY))
             assert len(await tokens_of(first)) == 20
-            assert left.steps.empty()
+            assert left.empty()
 
     asyncio.run(scene())
 

@@ -10,26 +10,16 @@ Invariants
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.serve.edge import Refusal
 
 log = logging.getLogger(__name__)
 
-Progress = tuple[Row, int | None, Reason | None]
-"""The result of a step for a row: its token, or None, and the reason if the row has ended."""
-
-
-@dataclass(eq=False)
-class Call:
-    """The rows of one call. `steps` receives their progress until all have ended."""
-
-    arrived: float = field(default_factory=time.perf_counter)
-    steps: "asyncio.Queue[Progress]" = field(default_factory=asyncio.Queue)
+Steps = asyncio.Queue[tuple[Row, int | None, Reason | None]]
+"""What the steps gave the rows of one call: a row, its token or None, and the reason if it has ended."""
 
 
 class Batcher:
@@ -39,8 +29,8 @@ class Batcher:
         self._rows, self.slots, self._max_waiting = rows, rows.free, max_waiting
         self._changed = threading.Condition()
         self._waiting: deque[Row] = deque()
-        self._calls: dict[Row, Call] = {}
-        """The call of each row that has not ended."""
+        self._calls: dict[Row, Steps] = {}
+        """For each row that has not ended, the queue of its call."""
         self._left: set[Row] = set()
         self.is_closing = False
         self._loop = asyncio.get_running_loop()
@@ -55,19 +45,19 @@ class Batcher:
     def busy_slots(self) -> int:
         return self.slots - self._rows.free
 
-    def submit(self, rows: Sequence[Row]) -> Call:
-        """Queue all of the rows, or none. Raises Refusal if the queue has no room for them."""
-        call = Call()
+    def submit(self, rows: Sequence[Row]) -> Steps:
+        """Queue all of the rows, or none. Returns their progress, as it comes. Raises Refusal if there is no room."""
+        steps = Steps()
         for row in rows:
             if row.reason is not None:  # nothing is to be generated
-                call.steps.put_nowait((row, None, row.reason))
+                steps.put_nowait((row, None, row.reason))
         waiting = [row for row in rows if row.reason is None]
         with self._changed:
             self._check_room(len(waiting))
-            self._calls |= dict.fromkeys(waiting, call)
+            self._calls |= dict.fromkeys(waiting, steps)
             self._waiting.extend(waiting)
             self._changed.notify()
-        return call
+        return steps
 
     def leave(self, *rows: Row) -> None:
         """Give up rows that their caller no longer needs. Their slots are free after the current step."""
@@ -89,8 +79,8 @@ class Batcher:
             ended = [] if self.is_closing else list(self._calls.items())
             self.is_closing = True
             self._changed.notify()
-        for row, call in ended:
-            call.steps.put_nowait((row, None, "error"))
+        for row, steps in ended:
+            steps.put_nowait((row, None, "error"))
 
     async def close(self) -> None:
         """As `end`, then wait for the thread, which ends after its current step."""
@@ -117,12 +107,18 @@ class Batcher:
                 row.reason = "error"
             chosen = [(row, None) for row in ended]
         with self._changed:
-            told = [(self._calls[row], (row, token, row.reason)) for row, token in chosen]
+            progress = [(self._calls[row], (row, token, row.reason)) for row, token in chosen]
             for row, _ in chosen:
                 if row.reason is not None:
                     del self._calls[row]
                     self._left.discard(row)
-        self._tell(told)
+
+        def hand_over() -> None:
+            for steps, step in progress:
+                steps.put_nowait(step)
+
+        if progress and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(hand_over)
 
     def _take_in(self) -> bool:
         """Remove rows that were given up, add waiting ones, and wait for work. False if the thread must end."""
@@ -141,11 +137,3 @@ class Batcher:
                     return True
                 self._changed.wait()
             return False
-
-    def _tell(self, told: Sequence[tuple[Call, Progress]]) -> None:
-        def hand_over() -> None:
-            for call, step in told:
-                call.steps.put_nowait(step)
-
-        if told and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(hand_over)

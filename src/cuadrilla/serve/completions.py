@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,17 +19,8 @@ from cuadrilla.serve.served import ServedModel
 DONE = "data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Text that is now certain, the scores of the new tokens, and, in the last piece, the reason of the end."""
-
-    text: str
-    scores: Sequence[Score] = ()
-    reason: Reason | None = None
-
-
 class Continuation:
-    """The text of one row while it grows. A stop text ends it, too."""
+    """The text of one row while it grows; `chunk` gives what is new. A stop text ends it, too."""
 
     def __init__(
         self, row: Row, *, index: int, prompt: Sequence[int], stream: TextStream, tokenizer: Tokenizer, chat: bool
@@ -38,38 +28,44 @@ class Continuation:
         self.row, self._index, self._stream, self._chat = row, index, stream, chat
         self._tokenizer, self._prompt = tokenizer, prompt
         self.num_tokens = 0
-        self.begun = False
-        """A first piece has been sent."""
+        self.reason: Reason | None = None
+        self._text, self._scores, self._begun = "", list[Score](), False
 
-    def take(self, token: int | None, reason: Reason | None) -> Piece:
-        text, scores = "", self.row.scores[self.num_tokens : self.num_tokens + 1] if token is not None else []
+    def take(self, token: int | None, reason: Reason | None) -> None:
         if token is not None:
+            self._scores += self.row.scores[self.num_tokens : self.num_tokens + 1]
             self.num_tokens += 1
-            text = self._stream.push(token)
+            self._text += self._stream.push(token)
         if reason is not None:
-            text += self._stream.finish()
-        return Piece(text, scores, "stop" if self._stream.stopped else reason)
+            self._text += self._stream.finish()
+        self.reason = "stop" if self._stream.stopped else reason
 
-    def chunk(self, piece: Piece, *, echo: bool = False) -> dict[str, Any]:
-        """A piece in the form of a stream. With `echo` the first piece begins with the prompt."""
-        first, self.begun = not self.begun, True
+    @property
+    def has_news(self) -> bool:
+        return bool(self._text or self._scores or self.reason or not self._begun)
+
+    def chunk(self, *, echo: bool) -> dict[str, Any]:
+        """What is new, in the form of a stream. With `echo` the first chunk begins with the prompt."""
+        first, self._begun = not self._begun, True
+        text, self._text = self._text, ""
+        scores, self._scores = self._scores, []
         echoes = echo and first
         with_scores = self.row.num_top is not None
         if self._chat:
-            told: dict[str, Any] = {"delta": {**({"role": "assistant"} if first else {}), "content": piece.text}}
-            scored = chat_logprobs(self._tokenizer, piece.scores) if with_scores else None
+            shown: dict[str, Any] = {"delta": {**({"role": "assistant"} if first else {}), "content": text}}
+            scored = chat_logprobs(self._tokenizer, scores) if with_scores else None
         else:
-            told = {"text": (self._tokenizer.decode(self._prompt) if echoes else "") + piece.text}
-            scores = [*(self.row.prompt_scores if echoes else ()), *piece.scores]
+            shown = {"text": (self._tokenizer.decode(self._prompt) if echoes else "") + text}
+            scores = [*(self.row.prompt_scores if echoes else ()), *scores]
             scored = completion_logprobs(self._tokenizer, scores, first=self._prompt[:echoes]) if with_scores else None
-        return {"index": self._index, **told, "logprobs": scored, "finish_reason": piece.reason}
+        return {"index": self._index, **shown, "logprobs": scored, "finish_reason": self.reason}
 
-    def whole(self, pieces: Sequence[Piece], *, echo: bool) -> dict[str, Any]:
-        scores = [score for piece in pieces for score in piece.scores]
-        told = self.chunk(Piece("".join(piece.text for piece in pieces), scores, pieces[-1].reason), echo=echo)
+    def whole(self, *, echo: bool) -> dict[str, Any]:
+        """The ended text, in the form of an answer in one piece."""
+        shown = self.chunk(echo=echo)
         if self._chat:
-            told["message"] = {**told.pop("delta"), "refusal": None}
-        return told
+            shown["message"] = {**shown.pop("delta"), "refusal": None}
+        return shown
 
 
 class Completion:
@@ -89,7 +85,8 @@ class Completion:
             model.row(prompt, sampling, number=number, num_top=asked.num_top, scores_prompt=scores_prompt)
             for prompt, number in given
         ]
-        self._call = model.batcher.submit(rows)
+        self._arrived = time.perf_counter()
+        self._steps = model.batcher.submit(rows)
         self._choices = [
             Continuation(
                 row, index=index, prompt=prompt, tokenizer=tokenizer, chat=self._chat,
@@ -104,12 +101,11 @@ class Completion:
 
     async def whole(self) -> bytes:
         """The answer in one piece. Another thread encodes it, because it may name millions of tokens."""
-        found: dict[Continuation, list[Piece]] = {choice: [] for choice in self._choices}
-        async for choice, piece in self._pieces():
-            found[choice].append(piece)
+        async for _ in self._growing():
+            pass
 
         def put_together() -> bytes:
-            choices = [choice.whole(pieces, echo=self._asked.echo) for choice, pieces in found.items()]
+            choices = [choice.whole(echo=self._asked.echo) for choice in self._choices]
             return json.dumps(self._head(chunk=False) | {"choices": choices, "usage": self._usage}).encode()
 
         return await asyncio.to_thread(put_together)
@@ -118,33 +114,34 @@ class Completion:
         """The answer as server-sent events."""
         with_usage = self._asked.stream_options is not None and self._asked.stream_options.include_usage
         nothing = {"usage": None} if with_usage else {}
-        async with aclosing(self._pieces()) as pieces:  # its rows leave at once if the caller does
-            async for choice, piece in pieces:
-                if piece.text or piece.scores or piece.reason or not choice.begun:
-                    told = choice.chunk(piece, echo=self._asked.echo)
-                    yield event({**self._head(chunk=True), "choices": [told], **nothing})
+        async with aclosing(self._growing()) as growing:  # its rows leave at once if the caller does
+            async for choice in growing:
+                if choice.has_news:
+                    shown = choice.chunk(echo=self._asked.echo)
+                    yield event({**self._head(chunk=True), "choices": [shown], **nothing})
         if with_usage:
             yield event({**self._head(chunk=True), "choices": [], "usage": self._usage})
         yield DONE
 
-    async def _pieces(self) -> AsyncGenerator[tuple[Continuation, Piece], None]:
-        """Pieces of all choices, as they come; their times are measured. If reading stops, rows give up their slots."""
+    async def _growing(self) -> AsyncGenerator[Continuation, None]:
+        """Each choice whenever it has grown; the times are measured. If reading stops, rows give up their slots."""
         going, last = {choice.row: choice for choice in self._choices}, dict[Row, float]()
         try:
             while going:
-                row, token, reason = await self._call.steps.get()
+                row, token, reason = await self._steps.get()
                 if (choice := going.get(row)) is None:  # a stop text has ended it
                     continue
-                piece, now = choice.take(token, reason), time.perf_counter()
+                choice.take(token, reason)
+                now = time.perf_counter()
                 if row in last:
                     self._meters.between_tokens_seconds.observe(now - last[row])
                 elif token is not None:
-                    self._meters.first_token_seconds.observe(now - self._call.arrived)
+                    self._meters.first_token_seconds.observe(now - self._arrived)
                 last[row] = now
-                if piece.reason is not None:
+                if choice.reason is not None:
                     del going[row]
                     self._model.batcher.leave(row)
-                yield choice, piece
+                yield choice
         finally:
             self._model.batcher.leave(*going)
             self._meters.tokens.inc(sum(choice.num_tokens for choice in self._choices))
