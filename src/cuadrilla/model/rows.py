@@ -24,7 +24,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cuadrilla.errors import ConfigError
 from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.sampling import MAX_DRAW, Sampling, choose
 
@@ -61,11 +60,8 @@ class Row:
     prompt_scores: list[Score] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for stop strings, which need text, and for a prompt without tokens."""
-        if self.sampling.stop:
-            raise ConfigError("stop strings need text", hint="use generate_text, or stop_ids")
-        if not self.tokens:
-            raise ConfigError("a prompt has no tokens", hint="begin with the end-of-text token")
+        assert self.tokens, "a prompt begins with the end-of-text token or another one"
+        assert not self.sampling.stop, "stop strings need text: see TextStream"
         self._num_prompt = len(self.tokens)
         self._random = random.Random(str(self.sampling.seed))  # as text, so that every bit counts
         self._counts: Counter[int] = Counter()
@@ -119,15 +115,8 @@ class Rows:
         return len(self._free)
 
     def join(self, row: Row) -> None:
-        """Give the row a free slot. Raises ConfigError for tokens that the model does not know."""
+        """Give the row a free slot."""
         assert row.reason is None
-        vocab_size = self._model.config.vocab_size
-        if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
-            raise ConfigError(
-                "a prompt has tokens outside of the model's vocabulary of {tokens:,}",
-                tokens=vocab_size,
-                hint="use the tokenizer that the model was trained with",
-            )
         row.slot = heappop(self._free)
         self._read_anew(row, row.tokens[-self._context :])
         self._rows.append(row)
