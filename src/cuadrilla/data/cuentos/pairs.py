@@ -60,7 +60,7 @@ def _contrasts(story: Derivation, phenomenon: str) -> Iterator[tuple[Span, str]]
         return
     for plural in (True,) if phenomenon == "number" else (False, True) if phenomenon == "clitic" else (False,):
         for span, wrong in _agreement_edits(story, plural=plural):
-            is_clitic = isinstance(span.slot, Agreement) and span.slot.kind == "clitic"
+            is_clitic = isinstance(span.slot, Agreement) and span.slot.is_clitic
             if _decided_before(span, story) and is_clitic == (phenomenon == "clitic"):
                 yield span, wrong
 

@@ -17,12 +17,10 @@ Invariant: `realise` is a pure function of the piece and the bindings, so the ch
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from cuadrilla.data.cuentos.lexicon import Bindings, Entry
 
 Forms = tuple[str, str, str, str]  # masculine, feminine, masculine plural, feminine plural
-AgreementKind = Literal["gender", "number", "clitic"]
 
 PARADIGMS: dict[str, Forms] = {
     "el": ("el", "la", "los", "las"),
@@ -61,7 +59,7 @@ class Mention:
 class Agreement:
     variables: tuple[str, ...]
     forms: Forms
-    kind: AgreementKind
+    is_clitic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +95,13 @@ def _slot(body: str) -> Slot:
         return Adjective(adjective, noun)
     if "/" in body:
         names, masculine, feminine = body.split("/")
-        return Agreement(tuple(names.split("&")), (masculine, feminine, masculine, feminine), "gender")
+        return Agreement(tuple(names.split("&")), (masculine, feminine, masculine, feminine))
     if "+" in body:
         name, singular, plural = body.split("+")
-        return Agreement((name,), (singular, singular, plural, plural), "number")
+        return Agreement((name,), (singular, singular, plural, plural))
     if ":" in body:
         name, paradigm = body.split(":")
-        forms = PARADIGMS[paradigm]
-        kind: AgreementKind = "clitic" if paradigm in _CLITICS else "gender" if forms[0] != forms[1] else "number"
-        return Agreement((name,), forms, kind)
+        return Agreement((name,), PARADIGMS[paradigm], is_clitic=paradigm in _CLITICS)
     name, _, part = body.partition(".")
     return Mention(name, part or "word")
 
