@@ -55,8 +55,6 @@ def collate(items: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    if device.type == "cpu":
-        return dict(batch)
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 

@@ -102,8 +102,14 @@ def save_hf(model: GPT2, folder: Path, *, tokenizer: Tokenizer | None = None) ->
         safetensors.torch.save_file(state_to_hf(model.state_dict()), temporary, metadata={"format": "pt"})
     if tokenizer:
         tokenizer.save(folder / "tokenizer.json")
-        _write_json(folder / "tokenizer_config.json", _tokenizer_config(model.config))
-    _write_json(folder / "generation_config.json", {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end})
+        values = {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # reads tokenizer.json as it is; GPT-2's own would not
+            "model_max_length": model.config.context,
+            "clean_up_tokenization_spaces": False,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        }
+        _write_json(folder / "tokenizer_config.json", values)
+    _write_json(folder / "generation_config.json", dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end))
     _write_json(folder / "config.json", config_to_hf(model.config, end_of_text=end))
 
 
@@ -167,17 +173,6 @@ def config_to_hf(config: GPT2Config, *, end_of_text: int | None) -> dict[str, An
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "dtype": "float32",
-    }
-
-
-def _tokenizer_config(config: GPT2Config) -> dict[str, Any]:
-    """Names the generic class, which reads tokenizer.json as it is. GPT-2's class would build another tokenizer."""
-    end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.context,
-        "clean_up_tokenization_spaces": False,
-        **end,
     }
 
 

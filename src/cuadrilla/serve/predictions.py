@@ -60,8 +60,9 @@ class Predictor:
         try:
             checked = self._inputs.validate_python(inputs)
         except ValidationError as error:
-            place, message = _first(error, "inputs")
-            raise Refusal(400, f"{place}: {message}", param=place) from None
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(map(str, ("inputs", *first["loc"])))
+            raise Refusal(400, f"{place}: {first['msg']}", param=place) from None
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._predict, checked)
         except TaskError as error:
@@ -89,9 +90,3 @@ class Predictor:
             found = {"model": self.name, "outputs": self._outputs.dump_python(outputs, mode="json")}
             return json.dumps(found, allow_nan=False).encode()
         raise AssertionError
-
-
-def _first(error: ValidationError, name: str) -> tuple[str, str]:
-    """Place and description of the first mistake."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    return ".".join(map(str, (name, *first["loc"]))), first["msg"]
