@@ -18,7 +18,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +65,7 @@ class TextSource:
     # Known once the source has been read.
     num_bytes: int = 0
     """Size of the text, unpacked and without markup."""
-    encodings: set[str] = field(default_factory=set)
+    encoding: str = UTF8
 
     @cached_property
     def sha256(self) -> str:
@@ -75,11 +75,6 @@ class TextSource:
             return hashlib.sha256(f"{self.num_stories}\0{some}".encode()).hexdigest()
         with _damage_named(self.path):
             return file_sha256(self.path)
-
-    @property
-    def encoding(self) -> str:
-        """All encodings that occur in the source."""
-        return ", ".join(sorted(self.encodings))
 
     @cached_property
     def licence(self) -> str:
@@ -116,7 +111,7 @@ class Sources:
         """All texts, in order. Raises DataError, also while pieces are read."""
         self._skipped, self._records = [*self._listed], Counter()
         for place, source in enumerate(self.all):
-            source.num_bytes, source.encodings = 0, set()
+            source.num_bytes = 0
             with _damage_named(source.path):
                 for pieces in self._contents(source):
                     yield SourceText(place, _measured(source, pieces))
@@ -125,30 +120,24 @@ class Sources:
         """The pieces of each text of a source. Raises DataError, and whatever libraries raise for damaged files."""
         where, form = str(source.path), form_of(source.path.name)
         if source.num_stories:
-            source.encodings.add(UTF8)
             yield from _whole(stories(source.num_stories, seed=0))
             return
         assert form is not None
         if form.content == PARQUET:
-            source.encodings.add(UTF8)
             yield from _whole(records.parquet(source.path, field=self._field, counts=self._records))
             return
         with OPENERS[form.packing](source.path) as stream:
             if form.content == ".jsonl":
-                source.encodings.add(UTF8)
                 yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self._records))
             elif form.content == ".xml":
-                if novel := tei.read(stream, where=where):
-                    encoding, texts = novel
-                    source.encodings.add(encoding)
-                    yield from _whole(texts)
-                else:
+                if (novel := tei.read(stream, where=where)) is None:
                     self._skipped.append((source.name, "files_xml_not_tei"))
+                source.encoding, texts = novel or ("", [])
+                yield from _whole(texts)
             else:
                 head = stream.read(HEAD_BYTES)
-                encoding = detect(head, where=where)
-                source.encodings.add(encoding)
-                yield decoded(head, stream, encoding)
+                source.encoding = detect(head, where=where)
+                yield decoded(head, stream, source.encoding)
 
 
 def _whole(texts: Iterable[str]) -> Iterator[Iterable[str]]:
