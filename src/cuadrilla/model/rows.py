@@ -69,6 +69,10 @@ class Row:
             self.reason = "length"
 
     @property
+    def prompt(self) -> list[int]:
+        return self.tokens[: self._num_prompt]
+
+    @property
     def generated(self) -> list[int]:
         return self.tokens[self._num_prompt :]
 

@@ -7,7 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 from cuadrilla.data.tokenizer import Tokenizer
@@ -22,11 +24,8 @@ DONE = "data: [DONE]\n\n"
 class Continuation:
     """The text of one row while it grows; `chunk` gives what is new. A stop text ends it, too."""
 
-    def __init__(
-        self, row: Row, *, index: int, prompt: Sequence[int], stream: TextStream, tokenizer: Tokenizer, chat: bool
-    ) -> None:
-        self.row, self._index, self._stream, self._chat = row, index, stream, chat
-        self._tokenizer, self._prompt = tokenizer, prompt
+    def __init__(self, row: Row, index: int, stream: TextStream, tokenizer: Tokenizer, *, chat: bool) -> None:
+        self.row, self._index, self._stream, self._tokenizer, self._chat = row, index, stream, tokenizer, chat
         self.num_tokens = 0
         self.reason: Reason | None = None
         self._text, self._scores, self._begun = "", list[Score](), False
@@ -55,9 +54,10 @@ class Continuation:
             shown: dict[str, Any] = {"delta": {**({"role": "assistant"} if first else {}), "content": text}}
             scored = chat_logprobs(self._tokenizer, scores) if with_scores else None
         else:
-            shown = {"text": (self._tokenizer.decode(self._prompt) if echoes else "") + text}
+            shown = {"text": (self._tokenizer.decode(self.row.prompt) if echoes else "") + text}
             scores = [*(self.row.prompt_scores if echoes else ()), *scores]
-            scored = completion_logprobs(self._tokenizer, scores, first=self._prompt[:echoes]) if with_scores else None
+            first_token = self.row.prompt[:echoes]
+            scored = completion_logprobs(self._tokenizer, scores, first=first_token) if with_scores else None
         return {"index": self._index, **shown, "logprobs": scored, "finish_reason": self.reason}
 
     def whole(self, *, echo: bool) -> dict[str, Any]:
@@ -77,23 +77,20 @@ class Completion:
         """Submits the rows, which then wait for slots. Raises Refusal."""
         self._model, self._asked, self._meters = model, asked, model.meters
         self._chat = isinstance(asked, ChatRequest)
-        tokenizer, num = model.opened.tokenizer, asked.n or 1
+        tokenizer = model.opened.tokenizer
         sampling = asked.sampling(max_tokens=asked.tokens_at_most(model.context), end_of_text=tokenizer.end_of_text)
-        scores_prompt = asked.echo and asked.num_top is not None
-        given = [(prompt, number) for prompt in prompts for number in range(num)]
-        rows = [
-            model.row(prompt, sampling, number=number, num_top=asked.num_top, scores_prompt=scores_prompt)
-            for prompt, number in given
-        ]
+        rows = []
+        for prompt, number in product(prompts, range(asked.n or 1)):
+            most = min(sampling.max_tokens, model.context - len(prompt))
+            own = replace(sampling, stop=(), max_tokens=most, seed=sampling.seed + number)
+            scores_prompt = asked.echo and asked.num_top is not None
+            rows.append(Row(list(prompt), own, num_top=asked.num_top, scores_prompt=scores_prompt))
         self._arrived = time.perf_counter()
         self._steps = model.batcher.submit(rows)
         self._choices = [
-            Continuation(
-                row, index=index, prompt=prompt, tokenizer=tokenizer, chat=self._chat,
-                stream=TextStream(tokenizer, stop=sampling.stop),
-            )
-            for index, (row, (prompt, _)) in enumerate(zip(rows, given, strict=True))
-        ]  # fmt: skip
+            Continuation(row, index, TextStream(tokenizer, stop=sampling.stop), tokenizer, chat=self._chat)
+            for index, row in enumerate(rows)
+        ]
         self._num_prompt_tokens = sum(map(len, prompts))
         self._meters.prompt_tokens.inc(self._num_prompt_tokens)
         self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}"

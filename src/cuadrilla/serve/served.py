@@ -3,9 +3,9 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,8 +13,7 @@ import torch
 from cuadrilla.config import LanguageTaskSection
 from cuadrilla.errors import ResourceError
 from cuadrilla.host.container import Cgroups, read_memory
-from cuadrilla.model.rows import Row, Rows
-from cuadrilla.model.sampling import Sampling
+from cuadrilla.model.rows import Rows
 from cuadrilla.runfile import read_run_config
 from cuadrilla.serve.batching import Batcher
 from cuadrilla.serve.edge import Refusal
@@ -64,14 +63,6 @@ class ServedModel:
             template = f"the prompt has {len(ids):,} tokens, the model reads {self.context:,}"
             raise Refusal(400, template, param="prompt", code="context_length_exceeded")
         return ids or [tokenizer.end_of_text]
-
-    def row(
-        self, ids: Sequence[int], sampling: Sampling, *, number: int, num_top: int | None, scores_prompt: bool
-    ) -> Row:
-        """Continuation `number` of a prompt, as far as the context has room. Its seed is `sampling.seed + number`."""
-        most = min(sampling.max_tokens, self.context - len(ids))
-        own = replace(sampling, stop=(), max_tokens=most, seed=sampling.seed + number)
-        return Row(list(ids), own, num_top=num_top, scores_prompt=scores_prompt)
 
 
 def open_served(
