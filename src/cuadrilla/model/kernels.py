@@ -187,9 +187,6 @@ def chunked_cross_entropy(
     x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, soft: SoftTargets | None = None
 ) -> Tensor:
     """SUM of the cross-entropies of the logits `x @ weight.T`, without rows whose target is -100. Scalar, fp32."""
-    if not torch.is_grad_enabled():
-        assert soft is None, "teachers are for training"
-        return cross_entropies(x_NC, weight_VC, targets_N, onednn=onednn).sum()
     loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, onednn, soft)  # type: ignore[no-untyped-call]
     return loss
 
