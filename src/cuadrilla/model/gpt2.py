@@ -29,7 +29,6 @@ from cuadrilla.model.kernels import (
     attend_in_blocks,
     chunked_cross_entropy,
     cross_entropies,
-    embed,
     linear,
 )
 
@@ -185,8 +184,7 @@ class GPT2(nn.Module):
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits `(B, T, V)` in fp32."""
-        x_BTC, head_VC = self.read(ids_BT)
-        return linear(x_BTC, head_VC).float()
+        return linear(self.read(ids_BT), self.transformer.wte.weight).float()
 
     def loss(
         self, ids_BT: Tensor, targets_BT: Tensor, *, teachers: "Sequence[GPT2]" = (), share: float = 0.0
@@ -196,29 +194,27 @@ class GPT2(nn.Module):
         With `teachers` (models with the same vocabulary), the loss is `1 - share` times the cross-entropy with the
         targets plus `share` times the cross-entropy with the mean of the teachers' probabilities.
         """
-        x_BTC, head_VC = self.read(ids_BT)
-        soft = None
+        x_NC, soft = self.read(ids_BT).flatten(0, 1), None
         if teachers:
             with torch.no_grad():
-                read = [teacher.read(ids_BT) for teacher in teachers]
-            heads = [head.to(x.dtype) for x, head in read]
-            soft = SoftTargets(share=share, x_NC=[x.flatten(0, 1) for x, _ in read], weight_VC=heads)
-        return chunked_cross_entropy(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn, soft=soft)
+                theirs = [teacher.read(ids_BT).flatten(0, 1) for teacher in teachers]
+            heads = [teacher.transformer.wte.weight.to(self.compute_dtype) for teacher in teachers]
+            soft = SoftTargets(share=share, x_NC=theirs, weight_VC=heads)
+        head_VC = self.transformer.wte.weight
+        return chunked_cross_entropy(x_NC, head_VC, targets_BT.flatten(), onednn=self.onednn, soft=soft)
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy (nats) of every target, `(B, T)`; 0 where the target is -100. Computes no gradient."""
-        x_BTC, head_VC = self.read(ids_BT)
-        losses_N = cross_entropies(x_BTC.flatten(0, 1), head_VC, targets_BT.flatten(), onednn=self.onednn)
+        x_NC, head_VC = self.read(ids_BT).flatten(0, 1), self.transformer.wte.weight
+        losses_N = cross_entropies(x_NC, head_VC, targets_BT.flatten(), onednn=self.onednn)
         return losses_N.view(targets_BT.shape)
 
-    def read(
-        self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, attend: Attend | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The hidden states after the last layer norm, `(B, T, C)`, and the weight of the head, `(V, C)`.
+    def read(self, ids_BT: Tensor, *, positions_BT: Tensor | None = None, attend: Attend | None = None) -> Tensor:
+        """The hidden states after the last layer norm, `(B, T, C)`.
 
         By default positions count from 0 and attention is causal. A KV cache gives its own `positions_BT` and `attend`.
         """
-        token_BTC, head_VC = embed(self.transformer.wte.weight, ids_BT)
+        token_BTC = F.embedding(ids_BT, self.transformer.wte.weight)
         wpe_TC = self.transformer.wpe.weight
         position_TC = wpe_TC[: ids_BT.shape[1]] if positions_BT is None else F.embedding(positions_BT, wpe_TC)
         x_BTC = (token_BTC + position_TC).to(self.compute_dtype)
@@ -226,4 +222,5 @@ class GPT2(nn.Module):
         for block in self.transformer.h:
             again = self.recompute and torch.is_grad_enabled()
             x_BTC = checkpoint(block, x_BTC, attend, use_reentrant=False) if again else block(x_BTC, attend)
-        return self.transformer.ln_f(x_BTC), head_VC
+        hidden_BTC: Tensor = self.transformer.ln_f(x_BTC)
+        return hidden_BTC

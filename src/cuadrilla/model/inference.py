@@ -73,7 +73,7 @@ class InferenceModel:
         all new tokens, concatenated: `(N, C)`."""
         step = _Step(cache, parts)
         ids_1N = torch.tensor([[token for _, tokens in parts for token in tokens]], device=self.device)
-        x_1NC, _ = self.model.read(ids_1N, positions_BT=step.positions_N[None], attend=step.attend)
+        x_1NC = self.model.read(ids_1N, positions_BT=step.positions_N[None], attend=step.attend)
         for span in step.spans:
             cache.lengths[span.slot] = span.end
         return x_1NC[0]

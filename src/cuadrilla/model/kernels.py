@@ -1,7 +1,6 @@
 """Differentiable functions that torch does not have, or that are too slow in torch on a CPU.
 
 * `linear`: casts its weights; fp32 on a CPU uses oneDNN or torch's default library (chosen by `train/precision.py`).
-* `embed`: the lookup and the tied head share one gradient tensor.
 * `attend_in_blocks`: causal attention for bf16 on the CPU.
 * `chunked_cross_entropy`: the loss of a linear head, without B*T*V logits (the idea of Liger Kernel, arXiv 2410.10989).
 
@@ -71,31 +70,6 @@ class _OneDNNLinear(torch.autograd.Function):
             onednn_linear(d_y_NO.t(), x_NI.t(), None) if needs_weight else None,
             d_y_NO.sum(0) if needs_bias else None,
         )
-
-
-class _Embed(torch.autograd.Function):
-    """Look ids up, and pass the same weight on to the head.
-
-    One function does both, so that the backward pass can add the few rows of the lookup to the head's gradient. A
-    separate embedding would fill a second V*C tensor with zeros and add it (60 ms of a step at 50,257*768).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weight_VC: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(ids_BT)
-        return F.embedding(ids_BT, weight_VC), weight_VC.view_as(weight_VC)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        d_x_BTC, d_weight_VC = gradients
-        (ids_BT,) = ctx.saved_tensors
-        return d_weight_VC.index_add_(0, ids_BT.flatten(), d_x_BTC.flatten(0, 1)), None
-
-
-def embed(weight_VC: Tensor, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the embedding `(B, T, C)`, and the embedding itself for the head."""
-    embedded: tuple[Tensor, Tensor] = _Embed.apply(weight_VC, ids_BT)  # type: ignore[no-untyped-call]
-    return embedded
 
 
 # Forward and backward pass on 2 cores with AVX512-BF16 (12 heads of 64): 4*256 positions take 24 ms in torch's fused
