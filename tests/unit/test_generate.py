@@ -96,7 +96,7 @@ def test_stop_ids_and_length_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
 
 def read_in_parts(copy: InferenceModel, rows: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
     """The logits after the last position of each row, which is read up to `ends[b]` at once, then token by token."""
-    cache = copy.new_cache(len(rows), rows.shape[1])
+    cache = copy.new_cache(len(rows))
     x_NC = copy.read(
         cache, [(slot, row[:end].tolist()) for slot, (row, end) in enumerate(zip(rows, ends, strict=True))]
     )
@@ -125,11 +125,11 @@ def test_whatever_a_copy_computes_with_gives_the_models_logits(
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     with torch.no_grad():
         expected = model(ids)[:, -1]
-        assert copy.new_cache(3, 9).k_LBHSD.dtype == (dtype if has_amx else torch.float32)
+        assert copy.new_cache(3).k_LBHSD.dtype == (dtype if has_amx else torch.float32)
         for ends in ([4, 4, 4], [2, 8, 5], [1, 1, 9]):
             assert (read_in_parts(copy, ids, ends) - expected).norm() < tolerance * expected.norm()
         alone = read_in_parts(copy, ids[:1], [3])
-        cache = copy.new_cache(2, 9)
+        cache = copy.new_cache(2)
         copy.read(cache, [(1, ids[1, :2].tolist())])
         x_NC = copy.read(cache, [(0, ids[0].tolist()), (1, ids[1, 2:].tolist())])  # the second one's second part
     assert (alone - expected[:1]).norm() < tolerance * expected[:1].norm()

@@ -46,8 +46,7 @@ def _continued(model: GPT2 | InferenceModel, all_rows: Sequence[Row]) -> Iterato
     if not waiting:
         return
     ready = model if isinstance(model, InferenceModel) else InferenceModel(model)
-    longest = max(len(row.tokens) + row.sampling.max_tokens for row in all_rows)
-    rows = Rows(ready, slots=min(len(waiting), MAX_ROWS), capacity=longest)
+    rows = Rows(ready, slots=min(len(waiting), MAX_ROWS))
     while waiting or len(rows):
         while waiting and rows.free:
             rows.join(waiting.popleft())

@@ -58,11 +58,11 @@ class InferenceModel:
                 if isinstance(child, Linear):
                     setattr(module, name, PackedLinear(child.weight, child.bias, dtype=self.dtype))
 
-    def new_cache(self, slots: int, capacity: int) -> KVCache:
-        """An empty cache with `capacity` positions for each slot. On a CPU without AMX it is always fp32: bf16 makes a
-        124M model 13 % faster on a Xeon with AMX, but attention takes 2.8 times as long on an EPYC."""
+    def new_cache(self, slots: int) -> KVCache:
+        """An empty cache. On a CPU without AMX it is always fp32: bf16 makes a 124M model 13 % faster on a Xeon with
+        AMX, but attention takes 2.8 times as long on an EPYC."""
         heads = self.config.heads
-        shape = (self.config.layers, slots, heads, capacity, self.config.width // heads)
+        shape = (self.config.layers, slots, heads, self.config.context, self.config.width // heads)
         is_wide = self.device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
         dtype = torch.float32 if is_wide else self.dtype
         keys, values = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))

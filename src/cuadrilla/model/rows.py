@@ -102,12 +102,12 @@ class Row:
 
 
 class Rows:
-    """Up to `slots` rows of at most `capacity` positions each (0: the context). Used by one thread."""
+    """Up to `slots` rows, each as long as the context. Used by one thread."""
 
-    def __init__(self, model: InferenceModel, *, slots: int, capacity: int = 0) -> None:
+    def __init__(self, model: InferenceModel, *, slots: int) -> None:
         self._model = model
         self._context = model.config.context
-        self._cache = model.new_cache(slots, min(capacity or self._context, self._context))
+        self._cache = model.new_cache(slots)
         self._rows: list[Row] = []
         self._free = list(range(slots))  # a heap: the lowest free slot is taken first
 
