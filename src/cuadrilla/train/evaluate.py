@@ -74,9 +74,9 @@ def write_stories(model: GPT2, tokenizer: Tokenizer, *, num: int) -> list[str]:
 def judge_stories(texts: Sequence[str]) -> dict[str, Any]:
     """`stories_right`: the part of the texts that are right as built-in stories. `faults`: the number of texts by the
     kind of their first fault."""
-    found = [cuentos.check(text) for text in texts]
-    faults = Counter(problems[0].kind for problems in found if problems)
-    right = mean_and_error("stories_right", [float(not problems) for problems in found])
+    found = [cuentos.fault_of(text) for text in texts]
+    faults = Counter(filter(None, found))
+    right = mean_and_error("stories_right", [float(fault is None) for fault in found])
     return {**right, "faults": dict(faults.most_common())}
 
 

@@ -87,11 +87,7 @@ def derive(index: int, *, seed: int = 0) -> Derivation:
     return Derivation("".join(texts), tuple(spans), bound)
 
 
-def story(index: int, *, seed: int = 0) -> str:
-    """Story `index` of a seed: a few short paragraphs joined by newlines, no newline at the end."""
-    return derive(index, seed=seed).text
-
-
 def stories(count: int, *, start: int = 0, seed: int = 0) -> Iterator[str]:
-    """Stories start, start + 1, ... of a seed. Training uses seed 0; tests use other seeds."""
-    return (story(index, seed=seed) for index in range(start, start + count))
+    """Stories start, start + 1, ... of a seed: a few short paragraphs each, joined by newlines, no newline at the end.
+    Training uses seed 0; tests use other seeds."""
+    return (derive(index, seed=seed).text for index in range(start, start + count))
