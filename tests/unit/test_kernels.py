@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuadrilla.model.gpt2 import GPT2, GPT2Config
-from cuadrilla.model.kernels import CHUNK_NUMBERS, IGNORED, SoftTargets, chunked_cross_entropy
+from cuadrilla.model.kernels import CHUNK_NUMBERS, IGNORED, chunked_cross_entropy
 from cuadrilla.train import precision
 from cuadrilla.train.precision import LONG_PASS_TOKENS, PASS_TOKENS, set_up_kernels
 
@@ -71,8 +71,7 @@ def test_a_part_of_the_loss_is_the_teachers(dtype: torch.dtype, monkeypatch: pyt
     of_teachers = -(probabilities * logs).sum(-1)
     expected = ((0.7 * of_text + 0.3 * of_teachers) * counts).sum()
     wanted = torch.autograd.grad(expected, (x, weight))
-    soft = SoftTargets(share=0.3, x_NC=[a for a, _ in teachers], weight_VC=[b for _, b in teachers])
-    loss = chunked_cross_entropy(x, weight, targets, soft=soft)
+    loss = chunked_cross_entropy(x, weight, targets, teachers=teachers, share=0.3)
     found = torch.autograd.grad(loss, (x, weight))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for mine, right in zip(found, wanted, strict=True):

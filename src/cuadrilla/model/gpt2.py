@@ -24,13 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cuadrilla.model.kernels import (
-    SoftTargets,
-    attend_in_blocks,
-    chunked_cross_entropy,
-    cross_entropies,
-    linear,
-)
+from cuadrilla.model.kernels import attend_in_blocks, chunked_cross_entropy, cross_entropies, linear
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attention with a KV cache (`inference.py`): takes layer, queries, keys and values, each `(B, H, T, D)`."""
@@ -194,14 +188,14 @@ class GPT2(nn.Module):
         With `teachers` (models with the same vocabulary), the loss is `1 - share` times the cross-entropy with the
         targets plus `share` times the cross-entropy with the mean of the teachers' probabilities.
         """
-        x_NC, soft = self.read(ids_BT).flatten(0, 1), None
-        if teachers:
-            with torch.no_grad():
-                theirs = [teacher.read(ids_BT).flatten(0, 1) for teacher in teachers]
-            heads = [teacher.transformer.wte.weight.to(self.compute_dtype) for teacher in teachers]
-            soft = SoftTargets(share=share, x_NC=theirs, weight_VC=heads)
-        head_VC = self.transformer.wte.weight
-        return chunked_cross_entropy(x_NC, head_VC, targets_BT.flatten(), onednn=self.onednn, soft=soft)
+        x_NC, head_VC = self.read(ids_BT).flatten(0, 1), self.transformer.wte.weight
+        with torch.no_grad():
+            theirs = [
+                (teacher.read(ids_BT).flatten(0, 1), teacher.transformer.wte.weight.to(self.compute_dtype))
+                for teacher in teachers
+            ]
+        targets_N, share = targets_BT.flatten(), share if teachers else 0.0
+        return chunked_cross_entropy(x_NC, head_VC, targets_N, onednn=self.onednn, teachers=theirs, share=share)
 
     def losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy (nats) of every target, `(B, T)`; 0 where the target is -100. Computes no gradient."""

@@ -10,7 +10,6 @@ I, O features in and out, Q queries and K keys of a block, R rows of a chunk, M 
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -137,32 +136,29 @@ class _BlockAttention(torch.autograd.Function):
         return d_q_GTD, d_k_GTD, d_v_GTD
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftTargets:
-    """Each teacher's last hidden states `(N, C)` for the same rows, and its head `(V, C)`.
-
-    A row's loss is `share` times the cross-entropy with the mean of the teachers' probabilities (Hinton et al. 2015,
-    arXiv 1503.02531, at temperature 1), plus `1 - share` times the cross-entropy with its target.
-    """
-
-    share: float
-    x_NC: Sequence[Tensor]
-    weight_VC: Sequence[Tensor]
-
-    def probabilities(self, start: int, end: int, onednn: bool) -> Tensor:
-        """The teachers' mean probabilities for rows `start` to `end`, `(R, V)` in fp32."""
-        read = zip(self.x_NC, self.weight_VC, strict=True)
-        all_logits_RV = (linear(x_NC[start:end], weight_VC, onednn=onednn).float() for x_NC, weight_VC in read)
-        sums_RV = functools.reduce(Tensor.add_, (torch.softmax(logits_RV, -1) for logits_RV in all_logits_RV))
-        return sums_RV.div_(len(self.x_NC))
+Read = tuple[Tensor, Tensor]
+"""What a model has made of its input: the last hidden states `(N, C)`, and its head `(V, C)`."""
 
 
 def chunked_cross_entropy(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, onednn: bool = True, soft: SoftTargets | None = None
-) -> Tensor:
-    """SUM of the cross-entropies of the logits `x @ weight.T`, without rows whose target is -100. Scalar, fp32."""
-    loss: Tensor = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, onednn, soft)  # type: ignore[no-untyped-call]
+    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *,
+    onednn: bool = True, teachers: Sequence[Read] = (), share: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """SUM of the cross-entropies of the logits `x @ weight.T`, without rows whose target is -100. Scalar, fp32.
+
+    With `teachers`, `share` of a row's loss is the cross-entropy with the mean of their probabilities (Hinton et al.
+    2015, arXiv 1503.02531, at temperature 1), the rest the one with its target.
+    """
+    given = (x_NC, weight_VC, targets_N, onednn, teachers, share)
+    loss: Tensor = _ChunkedCrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
     return loss
+
+
+def _mean_probabilities(teachers: Sequence[Read], start: int, end: int, onednn: bool) -> Tensor:
+    """The teachers' mean probabilities for rows `start` to `end`, `(R, V)` in fp32."""
+    all_logits_RV = (linear(x_NC[start:end], weight_VC, onednn=onednn).float() for x_NC, weight_VC in teachers)
+    sums_RV = functools.reduce(Tensor.add_, (torch.softmax(logits_RV, -1) for logits_RV in all_logits_RV))
+    return sums_RV.div_(len(teachers))
 
 
 @torch.no_grad()
@@ -196,8 +192,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, onednn: bool, soft: SoftTargets | None
-    ) -> Tensor:
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, onednn: bool, teachers: Sequence[Read],
+        share: float,
+    ) -> Tensor:  # fmt: skip
         vocab_size, num_rows = len(weight_VC), len(x_NC)
         head_VC = weight_VC.to(x_NC.dtype)
         chunks = list(_chunks(x_NC, vocab_size))
@@ -212,8 +209,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start, end in chunks:
             logits_RV = linear(x_NC[start:end], head_VC, onednn=onednn).float()
             d_logits_RV = d_logits_MV[start - group : end - group]
-            wanted_RV = None if soft is None else soft.probabilities(start, end, onednn)
-            share = 0.0 if soft is None else soft.share
+            wanted_RV = _mean_probabilities(teachers, start, end, onednn) if teachers else None
             losses_N1[start:end] = _losses(logits_RV, targets_N1[start:end], d_logits_RV, wanted_RV, share)
             d_x_NC[start:end] = linear(d_logits_RV, head_VC.mT, onednn=onednn)
             if end - group == len(d_logits_MV) or end == num_rows:
@@ -224,10 +220,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return losses_N1.masked_fill_(ignored_N1, 0.0).sum()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = gradients
         d_x_NC, d_weight_VC = ctx.saved_tensors
-        return d_x_NC.mul_(d_loss), d_weight_VC.mul_(d_loss), None, None, None
+        return d_x_NC.mul_(d_loss), d_weight_VC.mul_(d_loss), None, None, None, None
 
 
 def _losses(
