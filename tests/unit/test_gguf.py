@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.errors import DataError
-from cuadrilla.model.gguf import Description, write_gguf
+from cuadrilla.model.gguf import write_gguf
 from cuadrilla.model.gpt2 import GPT2
 from tests.decided import spread_gpt2
 
@@ -35,7 +35,7 @@ def model(tokenizer_path: Path) -> GPT2:
 
 
 def write(model: GPT2, tokenizer_path: Path, path: Path, *, half: bool = False) -> Any:
-    about = Description(name="prueba", description="d", licence="CC0-1.0")
+    about = {"name": "prueba", "description": "d", "license": "CC0-1.0"}
     write_gguf(path, model=model, tokenizer_path=tokenizer_path, half=half, about=about)
     return gguf.GGUFReader(path)
 

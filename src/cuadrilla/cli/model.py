@@ -108,7 +108,7 @@ def export_gguf(
     f16: Annotated[bool, typer.Option("--f16", help="Store the matrices in half precision (half the bytes).")] = False,
 ) -> None:
     """One file for llama.cpp and the programs built on it."""
-    from cuadrilla.model.gguf import Description, write_gguf
+    from cuadrilla.model.gguf import write_gguf
     from cuadrilla.train.card import licences, num_parameters
 
     to = to or Path(f"{run.resolve().name}.gguf")
@@ -119,11 +119,11 @@ def export_gguf(
     assert found.run is not None
     assert found.step is not None
     model = found.model
-    about = Description(
-        name=found.run.path.resolve().name,
-        description=f"GPT-2, {num_parameters(model):,} parameters, step {found.step.version:,}",
-        licence=licences(found),
-    )
+    about = {
+        "name": found.run.path.resolve().name,
+        "description": f"GPT-2, {num_parameters(model):,} parameters, step {found.step.version:,}",
+        "license": licences(found),
+    }
     write_gguf(to, model=model, tokenizer_path=found.tokenizer_path, half=f16, about=about)
     _report_export(to, found, num_bytes=to.stat().st_size)
 

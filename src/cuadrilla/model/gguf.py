@@ -8,7 +8,6 @@ differently is refused: the token ids would silently be wrong.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +26,8 @@ ALWAYS_FP32 = ("position_embd.weight",)  # as in llama.cpp's converter: it is ad
 HINT = "cuadrilla export hf keeps it as it is"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    name: str
-    description: str = ""
-    licence: str = ""
-
-
-def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, about: Description) -> None:
-    """Write the file. Matrices are fp16 if `half` is set; everything else is fp32.
+def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, about: Mapping[str, str]) -> None:
+    """Write the file. Matrices are fp16 if `half` is set; everything else is fp32. `about`: name, description, license.
 
     Raises EnvironmentProblem without the package `gguf`, DataError if GGUF cannot express the tokenizer,
     CheckpointError if it cannot express the model, ResourceError.
@@ -67,12 +59,9 @@ def write_gguf(path: Path, *, model: GPT2, tokenizer_path: Path, half: bool, abo
         writer.close()
 
 
-def _describe(writer: "GGUFWriter", config: GPT2Config, about: Description) -> None:
-    writer.add_name(about.name)
-    if about.description:
-        writer.add_description(about.description)
-    if about.licence:
-        writer.add_license(about.licence)
+def _describe(writer: "GGUFWriter", config: GPT2Config, about: Mapping[str, str]) -> None:
+    for key, value in about.items():
+        writer.add_string(f"general.{key}", value)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.layers)
