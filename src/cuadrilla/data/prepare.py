@@ -161,7 +161,7 @@ def prepare(
     finally:
         with suppress(OSError):  # removes the folder only if it is empty
             out.rmdir()
-    return Prepared(manifest=manifest, already=False, skipped=sources.skipped, note=corpus.note)
+    return Prepared(manifest=manifest, already=False, skipped=sorted(sources.skipped), note=corpus.note)
 
 
 def _finished(out: Path, sources: Sources, wanted: dict[str, Option]) -> Manifest | None:

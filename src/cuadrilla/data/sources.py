@@ -92,24 +92,16 @@ class Sources:
 
     def __init__(self, sources: list[TextSource], *, skipped: list[tuple[str, str]], field: str) -> None:
         self.all = sorted(sources, key=lambda each: (each.name, each.sha256))
-        self._listed = self._skipped = skipped
-        self._field = field
-        self._records: Counter[str] = Counter()
-
-    @property
-    def skipped(self) -> list[str]:
-        """Names of the files in folders that are not text, or were read and are XML other than TEI."""
-        return sorted(name for name, _ in self._skipped)
-
-    @property
-    def counts(self) -> Counter[str]:
+        self._listed, self._field = sorted(skipped), field
+        self.skipped: list[str] = []
+        """Names of the files in folders that are not text, and of those that were read and are XML other than TEI."""
+        self.counts: Counter[str] = Counter()
         """Number of skipped files and of records without text, by reason. Hidden files are not counted, because a
         `.DS_Store` must not change a manifest."""
-        return Counter(reason for _, reason in self._skipped) + self._records
 
     def texts(self) -> Iterator[SourceText]:
         """All texts, in order. Raises DataError, also while pieces are read."""
-        self._skipped, self._records = [*self._listed], Counter()
+        self.skipped, self.counts = [name for name, _ in self._listed], Counter(reason for _, reason in self._listed)
         for place, source in enumerate(self.all):
             source.num_bytes = 0
             with _damage_named(source.path):
@@ -124,14 +116,15 @@ class Sources:
             return
         assert form is not None
         if form.content == PARQUET:
-            yield from _whole(records.parquet(source.path, field=self._field, counts=self._records))
+            yield from _whole(records.parquet(source.path, field=self._field, counts=self.counts))
             return
         with OPENERS[form.packing](source.path) as stream:
             if form.content == ".jsonl":
-                yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self._records))
+                yield from _whole(records.json_lines(stream, where=where, field=self._field, counts=self.counts))
             elif form.content == ".xml":
                 if (novel := tei.read(stream, where=where)) is None:
-                    self._skipped.append((source.name, "files_xml_not_tei"))
+                    self.skipped.append(source.name)
+                    self.counts["files_xml_not_tei"] += 1
                 source.encoding, texts = novel or ("", [])
                 yield from _whole(texts)
             else:
