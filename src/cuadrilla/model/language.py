@@ -95,8 +95,7 @@ class LanguageTask:
 
     def data(self, split: Literal["train", "val"]) -> Dataset:
         """The sequences of a split. The split `val` may be missing; it is empty then."""
-        named = self.manifest.splits.get(split)
-        if split == "val" and (named is None or not named.num_tokens):
+        if split == "val" and not self.manifest.num_held_out:
             return Sequences(np.empty(0, dtype=np.int64), context=self.defaults.length)
         return Sequences(open_tokens(self.folder, split), context=self.defaults.length)
 

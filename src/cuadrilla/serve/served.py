@@ -76,13 +76,9 @@ def open_served(
     if run is not None and not isinstance(read_run_config(run).task, LanguageTaskSection):
         return Predictor(name, load_trained(run, device=device))
     opened = open_model(path, device=device, precision=precision)
-    rows = _rows(opened, name=name, slots=slots or slots_for(opened))
-    return ServedModel(name=name, opened=opened, rows=rows, queue=queue)
-
-
-def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
+    slots = slots or slots_for(opened)
     try:
-        return Rows(opened.ready, slots=slots)
+        rows = Rows(opened.ready, slots=slots)
     except RuntimeError:  # torch's error when memory runs out
         raise ResourceError(
             "{name}: not enough memory to continue {slots} texts at once",
@@ -91,6 +87,7 @@ def _rows(opened: LanguageModel, *, name: str, slots: int) -> Rows:
             hint="--slots {fewer}, or a smaller model",
             fewer=max(slots // 2, 1),
         ) from None
+    return ServedModel(name=name, opened=opened, rows=rows, queue=queue)
 
 
 def slots_for(opened: LanguageModel) -> int:
