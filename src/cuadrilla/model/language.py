@@ -34,8 +34,6 @@ from cuadrilla.model.weights import WEIGHTS
 from cuadrilla.rundir import file_sha256
 
 NATS_PER_BIT = math.log(2)
-TEACHER_SHARE = 0.5
-"""Share of the training loss that comes from the teachers. 0.75 left a higher held-out loss (docs/experiments.md)."""
 
 
 class Sequences:
@@ -86,8 +84,7 @@ class LanguageTask:
         assert isinstance(model, GPT2)
         for teacher in self._teachers:
             teacher.to(batch["ids"].device).compute_dtype = model.compute_dtype
-        loss = model.loss(batch["ids"], batch["targets"], teachers=self._teachers, share=TEACHER_SHARE)
-        return loss, batch["targets"].numel()
+        return model.loss(batch["ids"], batch["targets"], teachers=self._teachers), batch["targets"].numel()
 
     @cached_property
     def _teachers(self) -> list[GPT2]:
