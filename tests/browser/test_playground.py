@@ -24,6 +24,7 @@ from cuadrilla.model.gpt2 import GPT2, GPT2Config
 from cuadrilla.model.rows import Rows
 from cuadrilla.model.sampling import Sampling
 from cuadrilla.serve.app import make_app
+from cuadrilla.serve.batching import Batcher
 from cuadrilla.serve.edge import Edge
 from cuadrilla.serve.page import headers, page
 from cuadrilla.serve.predictions import Predictor
@@ -72,7 +73,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def served(model: LanguageModel) -> ServedModel:
-    return ServedModel(name="uno", opened=model, rows=Rows(model.ready, slots=2), queue=2)
+    return ServedModel(name="uno", opened=model, batcher=Batcher(Rows(model.ready, slots=2), max_waiting=2))
 
 
 @pytest.fixture(scope="module")

@@ -41,10 +41,8 @@ def model() -> InferenceModel:
 @asynccontextmanager
 async def batcher(model: InferenceModel, *, slots: int = 4, waiting: int = 100) -> AsyncIterator[Batcher]:
     made = Batcher(Rows(model, slots=slots), max_waiting=waiting)
-    try:
+    async with made.running():
         yield made
-    finally:
-        await made.close()
 
 
 async def steps_of(steps: Steps) -> AsyncIterator[tuple[int | None, Reason | None]]:
@@ -154,7 +152,7 @@ def opened(model: InferenceModel) -> LanguageModel:
 
 @asynccontextmanager
 async def service_of(model: InferenceModel) -> AsyncIterator[ServedModel]:
-    made = ServedModel(name="m", opened=opened(model), rows=Rows(model, slots=1), queue=5)
+    made = ServedModel(name="m", opened=opened(model), batcher=Batcher(Rows(model, slots=1), max_waiting=5))
     async with made.running():
         yield made
 
@@ -212,9 +210,8 @@ def _out_of_memory(*_given: object, **_named: object) -> None:
 
 def test_closing_ends_who_is_there_and_who_waits(model: InferenceModel) -> None:
     async def scene() -> None:
-        service = Batcher(Rows(model, slots=1), max_waiting=5)
-        calls = [service.submit([Row([1], replace(GREEDY, max_tokens=60))]) for _ in range(3)]
-        await service.close()
+        async with batcher(model, slots=1, waiting=5) as service:
+            calls = [service.submit([Row([1], replace(GREEDY, max_tokens=60))]) for _ in range(3)]
         for call in calls:
             assert [reason async for _, reason in steps_of(call)][-1] in ("error", "length")
         with pytest.raises(Refusal) as refused:

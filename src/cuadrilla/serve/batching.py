@@ -11,7 +11,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from cuadrilla.model.rows import Reason, Row, Rows
 from cuadrilla.serve.edge import Refusal
@@ -23,7 +24,7 @@ Steps = asyncio.Queue[tuple[Row, int | None, Reason | None]]
 
 
 class Batcher:
-    """Continues the rows of one model. Create it in the event loop of its callers, and `close` it there."""
+    """Continues the rows of one model while it is `running`."""
 
     def __init__(self, rows: Rows, *, max_waiting: int) -> None:
         self._rows, self.slots, self._max_waiting = rows, rows.free, max_waiting
@@ -33,9 +34,18 @@ class Batcher:
         """For each row that has not ended, the queue of its call."""
         self._left: set[Row] = set()
         self.is_closing = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """A block in which it works, once, for callers in this event loop. At its end all rows end, as by `end`."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="batcher")
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name="batcher")
+        thread.start()
+        try:
+            yield
+        finally:
+            self.end()
+            await asyncio.to_thread(thread.join)  # it ends after its current step
 
     @property
     def waiting(self) -> int:
@@ -81,11 +91,6 @@ class Batcher:
             self._changed.notify()
         for row, steps in ended:
             steps.put_nowait((row, None, "error"))
-
-    async def close(self) -> None:
-        """As `end`, then wait for the thread, which ends after its current step."""
-        self.end()
-        await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
         try:

@@ -3,9 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,26 +31,18 @@ class ServedModel:
 
     name: str
     opened: LanguageModel
-    rows: Rows
-    queue: int
-    """Number of texts that may wait for a slot."""
-    batcher: Batcher = field(init=False)
-    meters: Meters = field(init=False)
-    created: int = field(default_factory=lambda: int(time.time()))
+    batcher: Batcher
+
+    def __post_init__(self) -> None:
+        self.meters, self.created = Meters(self.name, self.batcher), int(time.time())
 
     @property
     def context(self) -> int:
         return self.opened.model.config.context
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """A block in which it answers, in this event loop."""
-        self.batcher = Batcher(self.rows, max_waiting=self.queue)
-        self.meters = Meters(self.name, self.batcher)
-        try:
-            yield
-        finally:
-            await self.batcher.close()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """A block in which it answers, once, in this event loop."""
+        return self.batcher.running()
 
     async def prompt_ids(self, prompt: str | list[int]) -> list[int]:
         """A prompt's token ids; an empty one begins a new text. Raises Refusal for too many or unknown tokens."""
@@ -69,6 +60,7 @@ def open_served(
     path: Path, *, name: str, device: str, precision: str, slots: int, queue: int
 ) -> ServedModel | Predictor:
     """Open a language model or a user's task. `name` "": that of its folder. `slots` 0: as many as memory allows.
+    `queue`: texts that may wait for a slot.
 
     Raises ResourceError if so many slots do not fit into memory, and what opening it raises.
     """
@@ -87,7 +79,7 @@ def open_served(
             hint="--slots {fewer}, or a smaller model",
             fewer=max(slots // 2, 1),
         ) from None
-    return ServedModel(name=name, opened=opened, rows=rows, queue=queue)
+    return ServedModel(name=name, opened=opened, batcher=Batcher(rows, max_waiting=queue))
 
 
 def slots_for(opened: LanguageModel) -> int:
