@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,8 @@ from cuadrilla.link.address import Address, check_free, local_address
 DEVICES_SECONDS = 60.0
 PROGRAM_SECONDS = 15.0
 """Time limit for a program. The first program of Windows that WSL starts takes some seconds."""
+PortState = Literal["free", "taken", "ours"]
+"""`ours`: this machine's coordinator listens there; `taken`: another program does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,7 @@ class Here:
     reachability: Reachability = "plain"
     has_nvidia_driver: bool = False
     port: int | None = None
-    port_state: Literal["free", "taken", "ours"] = "free"
-    """`ours`: this machine's coordinator listens there."""
+    port_state: PortState = "free"
     is_root: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     cards: tuple[NetworkCard, ...] = ()
@@ -57,7 +58,10 @@ class Here:
     @property
     def address(self) -> str:
         """Its address on the local network; "" if it has none, or several and no reason to choose one."""
-        return _address(self.way_out, self.cards)
+        try:
+            return local_address(self.way_out, self.cards)
+        except LinkError:
+            return ""
 
     def as_root(self, command: str) -> str:
         """The command, with `sudo` in front for a user who is not root."""
@@ -65,30 +69,24 @@ class Here:
 
 
 def this_machine(*, port: int | None = None) -> Here:
-    facts, out, cards, ours = read_facts(), way_out(), read_cards(), _own_port()
-    address, port = _address(out, cards), port or ours
-    is_taken = port is not None and _is_taken(address, port)
-    return Here(
-        facts=facts,
+    ours = _own_port()
+    here = Here(
+        facts=read_facts(),
         run=lambda *argv: programs.run(argv, seconds=PROGRAM_SECONDS),
         devices=probe_devices(timeout_seconds=DEVICES_SECONDS),
         folders=[_read_folder(path) for path in (Path(os.curdir).absolute(), Home.of_user().path.absolute())],
-        reachability=read_reachability(address, facts=facts),
         has_nvidia_driver=has_driver(),
-        port=port,
-        port_state="ours" if port is not None and port == ours else "taken" if is_taken else "free",
+        port=port or ours,
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
         environ=dict(os.environ),
-        cards=cards,
-        way_out=out,
+        cards=read_cards(),
+        way_out=way_out(),
     )
-
-
-def _address(out: str, cards: Sequence[NetworkCard]) -> str:
-    try:
-        return local_address(out, cards)
-    except LinkError:
-        return ""
+    return replace(
+        here,
+        reachability=read_reachability(here.address, facts=here.facts),
+        port_state="ours" if ours and here.port == ours else _port_state(here.address, here.port),
+    )
 
 
 def _own_port() -> int | None:
@@ -107,10 +105,10 @@ def _read_folder(path: Path) -> Folder:
     return Folder(path=str(path), device=there.stat().st_dev, free_bytes=free, writable=writable)
 
 
-def _is_taken(address: str, port: int) -> bool:
-    """Whether another program listens on the port."""
+def _port_state(address: str, port: int | None) -> PortState:
     try:
-        check_free(str(Address(address or "127.0.0.1", port)))
+        if port is not None:
+            check_free(str(Address(address or "127.0.0.1", port)))
     except LinkError:
-        return True
-    return False
+        return "taken"
+    return "free"
