@@ -14,7 +14,7 @@ import os
 import re
 import string
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,16 @@ THAT_TRAVEL = (
     "held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)",
     "the run was stopped by {what}", "lost: nothing heard for {seconds:.1f} s", "hung: no progress for {seconds:.1f} s",
     "{error} (exit code {code})", "the coordinator refused: {reason}", "{address} cannot be reached: {reason}",
-    "%s; trying again until it answers", "out of the crew for now: %s", "waiting: %s",
+    "signal {number} ({name}): was there enough memory?", "signal {number} ({name})", "exit code {code}",
+    "excluded: its contributions were unusable in {rounds} rounds; to let it in again, restart the coordinator "
+    "(cuadrilla stop, then cuadrilla up RUN)", "it sent a message that cannot be handled ({kind})",
+    "cannot write {where}: {reason}", "out of memory with %d sequences in a pass: from now on %d",
+    "a contribution of %s is computed again: %s (units %s)", "%s; training goes on, the last checkpoint is step %d",
+    "%s; trying again until it answers", "out of the crew for now: %s", "waiting: %s", "%s joined", "%s left: %s",
     "%s has left the crew; with an invite it may come back", "no worker of this machine is left (%s): others can join",
-    "a worker for each of %s", "job %s: %s", "job %s", "%s joined", "%s left: %s", "%s died: %s", "%s: %s",
+    "a worker for each of %s", "job %s: %s", "job %s", "%s died: %s", "%s: %s",
 )  # fmt: skip
-"""Templates of texts that reach people through files and other machines, as English text. Translations keep
-the order of the fields."""
+"""Templates of texts that travel in English, in files and to other machines. Translations keep the fields' order."""
 _FIELD = re.compile(r"%[sd]|\{\w+(?::[^}]*)?\}")
 _SWAPPED = str.maketrans(",.", ".,")
 _FORMATTERS = {ENGLISH: string.Formatter(), SPANISH: _SpanishNumbers()}
@@ -100,6 +104,7 @@ def translated(template: str, language: str) -> str:
     return catalogue(language).gettext(template) if template else ""  # gettext translates "" to the catalogue's header
 
 
+@lru_cache(2**12)  # the same texts are shown again every second
 def recognised(text: str, language: str) -> str:
     """A text from a file or another machine in this language, if it is a template, or one of `THAT_TRAVEL` filled in;
     what stood in the fields is recognised, too. Other texts stay as they are."""

@@ -216,14 +216,16 @@ def test_who_has_no_token_is_asked_for_it(tab: Tab, dashboard: ShownDashboard) -
     tab.until("data.head.name")
 
 
-def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard) -> None:
+def test_by_keyboard_and_in_both_languages(tab: Tab, dashboard: ShownDashboard, crew: WrittenCrew) -> None:
+    left_out = "unusually large loss or gradient: this update is skipped, and training continues"
+    line = {"time": crew.began + 9, "kind": "log", "level": "info", "text": f"step 3: {left_out} (loss 5)"}
+    add_rows(rows_of(crew.run, "ana"), [line])
     tab.open(dashboard.link, languages="es-ES,es;q=0.9")
     tab.until(TOLD)
     assert texts(tab, ".events tbody td:last-child")[1] == "luis quedó fuera (la conexión terminó)."
     assert (tab.value("document.documentElement.lang"), tab.text("#tab-crew")) == ("es", "Cuadrilla")
-    left_out = "unusually large loss or gradient: this update is skipped, and training continues"
-    said = tab.value(f"['waiting: on battery', 'step 3: {left_out} (loss 5)'].map((one) => reasonOf(one).slice(0, 22))")
-    assert said == ["en espera: con batería", "paso 3: pérdida o grad"]
+    go(tab, "logs")
+    assert texts(tab, ".log tbody tr td:last-child")[0].startswith("paso 3: pérdida o gradiente")
     go(tab, "crew")
     for name in (*TABS[1:], "crew", "train"):
         tab.press("ArrowRight")

@@ -19,6 +19,7 @@ from typing import Any
 
 from cuadrilla.errors import ConfigError
 from cuadrilla.link.base import COORDINATOR, node_of
+from cuadrilla.messages import SPANISH, recognised
 from cuadrilla.monitor.follow import FileFollower, figures, parsed
 from cuadrilla.monitor.series import Series
 from cuadrilla.rundir import RunDir, is_held, node_file, read_object, worker_of_node_file
@@ -143,7 +144,15 @@ class RunReader:
                 "events": list(self._happened),
                 "samples": list(self._samples),
                 "log": self._log(),
+                "spanish": self._spanish(),
             }
+
+    def _spanish(self) -> dict[str, str]:
+        """What a page shows of reasons, events and logs, which are in English, in Spanish: by the English text."""
+        lines = [*self._log(), *(word for node in self._nodes.values() if (word := node.word))]
+        texts = {self._reason, *(line["text"] for line in lines), *(each.reason for each in self._members.values())}
+        texts |= {value for event in self._happened for value in event["details"].values() if isinstance(value, str)}
+        return {text: said for text in texts if (said := recognised(text, SPANISH)) != text}
 
     def _log(self) -> list[Line]:
         """The newest log lines of all machines, with their names, in the order of time."""

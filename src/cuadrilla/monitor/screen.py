@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cuadrilla.link.base import COORDINATOR
-from cuadrilla.messages import Message, language, recognised, shown
+from cuadrilla.messages import Message, language
 from cuadrilla.printable import one_line
 
 GIB = 2**30
@@ -211,6 +211,5 @@ def _text(*parts: str, style: str = "") -> Text:
 
 
 def _say(text: str) -> str:
-    """A text in the user's language, on one line. An English reason from a file is looked up, never formatted."""
-    words = shown(text, language()) if isinstance(text, Message) else recognised(text, language())
-    return one_line(words)
+    """A text in the user's language, on one line. An English reason from a file is recognised, never formatted."""
+    return one_line(Message(text).in_language(language()))

@@ -27,32 +27,8 @@ const TOLD = {
   confirmed: () => _("Two machines got the same, so it holds: {what}."),
 };
 
-/** Reasons, and what machines write to their logs most often, in the templates from which they were made. */
-const REASONS = [
-  _("the run is complete"), _("the run has ended"), _("the run failed"), _("interrupted"), _("the run was stopped by {what}"), _("step {step} reached"),
-  _("held-out loss was lowest at step {step}, {evaluations} evaluations ago (evaluate.patience)"), _("another rank was asked to stop"), _("the connection ended"), _("a newer session of the same node has begun"),
-  _("lost: nothing heard for {seconds:.1f} s"), _("hung: no progress for {seconds:.1f} s"), _("not a member of this run any more"),
-  _("it sent a message that cannot be handled ({kind})"), _("it was kicked"), _("it has left the crew"), _("this machine has left the crew"), _("this machine leaves"),
-  _("this machine was removed from the crew (`cuadrilla kick` where the coordinator runs)"), _("on battery"), _("the machine is being used"),
-  _("paused by this machine's owner; to resume: cuadrilla pause --off"), _("excluded: its contributions were unusable in {rounds} rounds; to let it in again, restart the coordinator (cuadrilla stop, then cuadrilla up RUN)"), _("signal {number} ({name}): was there enough memory?"), _("signal {number} ({name})"), _("exit code {code}"),
-  _("{error} (exit code {code})"), _("only the fastest machine trains, because over this network that is faster"), _("all machines together in each step"), _("the only machine trains, in smaller steps"),
-  _("each machine makes {steps} steps by itself before a merge, because over this network that is faster"), _("non-finite"), _("outlier"), _("waiting: {reason}"), _("working again"), _("back at work"),
-  _("out of the crew for now: {reason}"), _("{name} joined"), _("{name} left: {reason}"), _("{name} died: {reason}"), _("from step {step} on: {how}"), _("step {step}: {what} (loss {loss})"),
-  _("unusually large loss or gradient: this update is skipped, and training continues"), _("too many updates were skipped: back to the last checkpoint, without the data in between"),
-].map((template) => {
-  const names = [...template.matchAll(/\{(\w+)[^}]*\}/g)].map(([, name]) => name);
-  const pattern = template.split(/\{\w+[^}]*\}/).map((part) => part.replace(/[.*+?^$()|[\]\\]/g, "\\$&")).join("(.*?)");
-  return { template, names, pattern: new RegExp(`^${pattern}$`, "s") };
-});
-
-/** A reason in the language of who looks. */
-function reasonOf(text) {
-  for (const { template, names, pattern } of language === "en" ? [] : REASONS) {
-    const found = pattern.exec(text);
-    if (found) return say(template, Object.fromEntries(names.map((name, at) => [name, ["reason", "what", "how"].includes(name) ? reasonOf(found[at + 1]) : found[at + 1]])));
-  }
-  return spoken(text);
-}
+/** What a machine or a file says in English, in the language of who looks: the dashboard knows its own texts. */
+const reasonOf = (text) => (language === "es" && Object.hasOwn(data.spanish, text) ? data.spanish[text] : text);
 
 /** A detail of an event; names of machines are not translated. */
 function detail(key, value) {

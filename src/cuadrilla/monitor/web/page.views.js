@@ -4,7 +4,7 @@ const MAX_LOG_ROWS = 400, MAX_COMPARED = 6;
 const byName = (columns) => new Map(Object.entries(columns)); // a name may be that of a property that each object has
 const seriesOf = ({ x, columns }) => ({ x, columns: byName(columns) });
 const NO_CURVES = { x: [], columns: {} };
-const fresh = () => ({ head: {}, crew: [], about: {}, figures: seriesOf(NO_CURVES), shares: seriesOf(NO_CURVES), points: new Map(), events: [], samples: [], log: [] });
+const fresh = () => ({ head: {}, crew: [], about: {}, figures: seriesOf(NO_CURVES), shares: seriesOf(NO_CURVES), points: new Map(), events: [], samples: [], log: [], spanish: {} });
 let data = fresh();
 
 /** Parts of the page that have changed, each of them whole. */
