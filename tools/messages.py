@@ -37,7 +37,7 @@ TALK = {"say", "say_at_once", "emit", "Message"}
 LOGGED = {"warning", "error", "exception", "critical"}
 HELP = {"Option", "Argument", "Verb", "Typer", "add_typer", "command"}
 NOT_FIELDS = {"hint", "details", "wait_seconds"}  # of errors
-NOT_FIELDS_OF_TALK = {"end"}
+NOT_FIELDS_OF_TALK = {"end", "fill"}
 NOTHING_TO_TRANSLATE = "-"
 WORD = re.compile(r"[^\W\d_]{2}")
 PAGE_TEXT = re.compile(r'\b(?:say|_)\(("(?:[^"\\]|\\.)*")|data-label="([^"]*)"|data-text>([^<]+)<')

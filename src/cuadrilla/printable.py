@@ -14,7 +14,7 @@ replaced by its number (`\u001b`), as in JSON: JSON text keeps its value, and a 
 import re
 import textwrap
 
-_LABEL = re.compile(r"\w+ {2,}| +")
+_LABEL = re.compile(r"(?: \S+ +)?[\w.-]+ {2,}| +")
 _ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )

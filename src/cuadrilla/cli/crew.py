@@ -355,7 +355,7 @@ def leave(address: str) -> None:
     home = Home.of_user()
     crew = home.find_crew(address)
     if crew is None or crew not in home.joined():  # with a new address it might be another crew than the one meant
-        raise LinkError("this machine has not joined that crew", hint="see what is in CUADRILLA_HOME/joined")
+        raise LinkError("this machine has not joined that crew", hint="its crews are in {home}/joined", home=home.path)
     try:
         with closing(Connection(crew.address, identity=load_node(crew.folder))) as connection, suppress(Refused):
             connection.leave()  # a kicked machine is refused

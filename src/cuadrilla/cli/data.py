@@ -72,8 +72,8 @@ def _show_catalogue() -> None:
     if answered([{"name": name, **vars(corpus)} for name, corpus in CATALOGUE.items()]):
         return
     for name, corpus in CATALOGUE.items():
-        emit("{name:15}{what}", name=name, what=corpus.what)
-        emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence)
+        emit("{name:15}{what}", name=name, what=corpus.what, fill=True)
+        emit("               {size}; {licence}", size=corpus.size, licence=corpus.licence, fill=True)
         emit("               {address}", address=corpus.url)
 
 

@@ -88,14 +88,14 @@ def _show(looking: Iterable[Found], *, head: Sequence[str]) -> list[Found]:
     """Print each finding as it is found, and under it what to do. No colour is needed to read it."""
     found = []
     for line in head:
-        emit("{line}", line=line)
+        emit("{line}", line=line, fill=True)
     for name, each in looking:
         found.append((name, each))
-        emit(" {mark:2} {check:20} {cause}", mark=MARKS[each.level], check=name, cause=each.cause)
+        emit(" {mark:2} {check:20} {cause}", mark=MARKS[each.level], check=name, cause=each.cause, fill=True)
         if each.level != "ok" and each.command:
             emit("     {place}:  {command}", place=PLACES[each.shell], command=each.command)
         if each.level != "ok" and each.remedy:
-            emit("     {remedy}", remedy=each.remedy)
+            emit("     {remedy}", remedy=each.remedy, fill=True)
     levels = Counter(each.level for _, each in found)
     emit("{failures} broken, {warnings} to look at", failures=levels["failure"], warnings=levels["warning"])
     return found

@@ -24,13 +24,12 @@ from cuadrilla.printable import filled, one_line, printable
 MAX_WIDTH = 10_000
 NAMES = (
     Message("agreement"), Message("as fast as the best alone"), Message("bits per byte"), Message("bytes"),
-    Message("cause"), Message("character"), Message("faults"), Message("file"),
-    Message("files"), Message("folder"), Message("key"), Message("licence"), Message("loss"), Message("machine"),
-    Message("MB/s at the coordinator"), Message("meaning"), Message("measure"), Message("name"), Message("number"),
-    Message("object"), Message("on"), Message("origin"), Message("pairs right"),
-    Message("parameters"), Message("punctuation"), Message("reason"), Message("run"), Message("score"),
-    Message("share"), Message("state"), Message("step"), Message("stories right"), Message("structure"),
-    Message("tokens"), Message("unknown word"), Message("value"), Message("waiting"),
+    Message("cause"), Message("character"), Message("faults"), Message("file"), Message("files"), Message("folder"),
+    Message("key"), Message("licence"), Message("loss"), Message("machine"), Message("MB/s at the coordinator"),
+    Message("meaning"), Message("measure"), Message("name"), Message("number"), Message("object"), Message("on"),
+    Message("origin"), Message("pairs right"), Message("parameters"), Message("punctuation"), Message("reason"),
+    Message("run"), Message("score"), Message("share"), Message("state"), Message("step"), Message("stories right"),
+    Message("structure"), Message("tokens"), Message("unknown word"), Message("value"), Message("waiting"),
 )  # fmt: skip
 """Names of columns, measures and faults in stories, listed for their translation."""
 
@@ -92,11 +91,13 @@ def stdout() -> TextIO:
     return sys.stdout
 
 
-def emit(text: str, /, *, end: str = "\n", **fields: object) -> None:
-    """Print a line of data, or the next part of one, on stdout: a template with its fields, or any text."""
-    file = stdout()
-    text = shown(Message(text, **fields), language())
-    print(printable(text) if file.isatty() else text, end=end, file=file, flush=True)
+def emit(text: str, /, *, end: str = "\n", fill: bool = False, **fields: object) -> None:
+    """Print a line of data, or the next part of one, on stdout: a template with its fields, or any text. `fill`: on a
+    terminal it is wrapped between words."""
+    file, text = stdout(), shown(Message(text, **fields), language())
+    if file.isatty():
+        text = filled(printable(text), stderr.width) if fill else printable(text)
+    print(text, end=end, file=file, flush=True)
 
 
 def answered(value: Any, *, indent: int | None = 1) -> bool:

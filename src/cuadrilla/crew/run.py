@@ -130,7 +130,7 @@ def introduce(context: "RunContext", decisions: Sequence[Decision], *, tell: Cal
         Message(
             "model      {millions:.2f} M parameters\n"
             "device     {device}, {precision}\n"
-            "run        {steps} steps of {tokens:,} {counted}",
+            "run        {steps:,} steps of {tokens:,} {counted}",
             millions=sum(parameter.numel() for parameter in context.model.parameters()) / 1e6,
             device=context.device,
             precision=context.precision,

@@ -69,8 +69,9 @@ def _one_spelling(host: str) -> str:
 
 def listening_address(text: str) -> Address:
     """The address to listen on. Without a host in `text`, it is this machine's on its network. Raises LinkError."""
-    without_host = re.fullmatch("(:[0-9]+)?", text)
-    return Address.parse(local_address(way_out(), read_cards()) + text if without_host else text, port=DEFAULT_PORT)
+    if port := re.fullmatch(":?([0-9]*)", text):
+        text = local_address(way_out(), read_cards()) + (port[1] and f":{port[1]}")
+    return Address.parse(text, port=DEFAULT_PORT)
 
 
 def local_address(out: str, cards: Sequence[NetworkCard]) -> str:
