@@ -74,7 +74,7 @@ def test_a_machine_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = lines(machine_screen(silent, clock="0"))
     assert said[1] == "CPU      -  -"
     assert said[3] == "GPU      -  no responde"
-    assert said[-1] == "equipos de esta cuadrilla: ana"
+    assert said[-1] == "máquinas de esta cuadrilla: ana"
 
 
 def test_a_crew() -> None:
