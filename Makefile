@@ -1,8 +1,8 @@
 # One command each; everything sets itself up on a machine that has only Python >= 3.11 and make.
 #
 #   make demo    set up, then train a small model on a practice crew
-#   make test    the tests that touch every promise, about eight minutes on two cores
-#   make test-all    every test that this machine can run, twenty to thirty minutes there
+#   make test    the tests that touch every promise, about ten minutes on two cores
+#   make test-all    every test that this machine can run, half an hour there
 #   make check   format, lint, types, layers, budgets, messages, pages
 #   make bench   list the benchmarks; `make bench NAME=x ARGS="..."` runs bench/x.py
 #   make soak    the long tests
