@@ -58,11 +58,17 @@ def test_a_name_that_a_locale_keeps_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_terminal_gets_nothing_to_obey_and_a_pipe_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a model comes in pieces, and a user may redirect it into a file, where it must stay as it is."""
-    for stdout, shown in ((Terminal("utf-8"), SHOWN), (Pipe("utf-8"), FOREIGN)):
+    monkeypatch.setenv("COLUMNS", "30")
+    finding = " ok machine.memory   {}three"
+    for stdout, shown, rest in (
+        (Terminal("utf-8"), SHOWN, f"one two\n{21 * ' '}"),
+        (Pipe("utf-8"), FOREIGN, "one two "),
+    ):
         monkeypatch.setattr(sys, "stdout", stdout)
         for char in FOREIGN:
             emit(char, end="")
-        assert stdout.written().decode() == shown
+        emit(finding.format("one two "), end="", fill=True)
+        assert stdout.written().decode() == shown + finding.format(rest)
 
 
 def test_tables_and_talk_show_foreign_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ const say = (template, values = {}) => spoken(template).replace(/\{(\w+)[^}]*\}/
 
 const MISSING = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);
-const decimals = (value, digits = 0) => (known(value) ? value.toLocaleString(language, { maximumFractionDigits: digits }) : MISSING);
+const decimals = (value, digits = 0) => (known(value) ? value.toLocaleString(language, { maximumFractionDigits: digits, useGrouping: "always" }) : MISSING);
 const percent = (part, digits = 0) => (known(part) ? part.toLocaleString(language, { style: "percent", maximumFractionDigits: digits }) : MISSING);
 
 function make(tag, text, parent, attributes = {}) {

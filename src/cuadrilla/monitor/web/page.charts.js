@@ -9,7 +9,7 @@ const MARKS = { joined: "#2b8a3e", left: "#868e96", evicted: "#e03131", failed: 
 const MAX_STACKED = 12;
 const MAX_MARKS = 60;
 const whole = (value) => decimals(value, 0);
-const short = (value) => (known(value) ? value.toLocaleString(language, { maximumSignificantDigits: 4 }) : MISSING);
+const short = (value) => (known(value) ? value.toLocaleString(language, { maximumSignificantDigits: 4, useGrouping: "always" }) : MISSING);
 const bytes = (value) => {
   if (!known(value)) return MISSING;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
