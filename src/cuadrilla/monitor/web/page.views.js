@@ -103,8 +103,12 @@ function measured(values, errors, name) {
 const EVENT_COLUMNS = [{ title: _("time"), name: "time", of: ({ time }) => dated(time) }, { title: _("step"), number: true, of: ({ version }) => whole(version) }, { title: _("event"), of: sentence }];
 
 function showEvents(panel) {
-  const seen = [...new Set(marksOf().map(({ event }) => spoken(event)))];
-  $("marks").textContent = seen.length ? say("Dashed lines: {names}.", { names: seen.join(", ") }) : "";
+  const seen = [...new Set(marksOf().map(({ event }) => event))];
+  $("marks").textContent = seen.length ? say("Dashed lines:") : "";
+  for (const event of seen) {
+    make("b", " ┆ ", $("marks")).style.color = MARKS[event];
+    $("marks").append(spoken(event));
+  }
   fillTable(panel.querySelector(".events"), EVENT_COLUMNS, data.events.toReversed());
 }
 
