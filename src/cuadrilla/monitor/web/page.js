@@ -96,6 +96,7 @@ function tell(key, values = {}) {
 
 function askForToken(key) {
   tell(key);
+  $("live").textContent = "";
   following?.abort();
   $("key").hidden = false;
   $("secret").focus();

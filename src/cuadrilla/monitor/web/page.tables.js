@@ -109,7 +109,7 @@ function aloneRow(machine, width) {
   const usage = machine.usage ?? {};
   const pair = (one, other, shown) => (known(one) || known(other) ? `${shown(one)} / ${shown(other)}` : "");
   const facts = [
-    ...Object.entries(machine.facts ?? {}),
+    ...Object.entries(machine.facts ?? {}).map(([name, fact]) => [spoken(name), fact]),
     ...gpusOf(machine).map((gpu) => [`${say("GPU")} ${gpu.index}`, [gpu.name, ratio(gpu.busy_percent), memoryOf(gpu), celsius(gpu.temperature_celsius), known(gpu.power_watts) ? say("{n} W", { n: whole(gpu.power_watts) }) : ""].filter(Boolean).join(" · ")]),
     [say("disk free"), known(usage.disk_free_bytes) ? bytes(usage.disk_free_bytes) : ""],
     [say("network sent / received"), pair(usage.network_sent_bytes_per_second, usage.network_received_bytes_per_second, rate)],
