@@ -139,7 +139,7 @@ class Chart {
       width: this.width, height: this.height,
       scales: { x: { time: false }, y: log ? { distr: 3 } : most ? { range: [0, most] } : {} },
       axes: [
-        { ...look, size: 30, space: 55, incrs: axis.distances, values: (_plot, ticks) => ticks.map(axis.shown) },
+        { ...look, size: 30, space: 75, incrs: axis.distances, values: (_plot, ticks) => ticks.map(axis.shown) },
         { ...look, size: 58, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
       ],
       series: [{ label: say(axis.title), value: (_plot, value) => (known(value) ? axis.shown(value) : MISSING) }, ...series],
