@@ -140,7 +140,7 @@ def test_a_stream_tells_all_then_only_the_parts_that_change(dashboard: ShownDash
         assert second["figures"]["x"] == list(range(1, 62))
         append_event(run.events, "evicted", worker="luis", reason="the connection ended")
         third = next(told)
-        assert set(third) == {"crew", "events"}
+        assert set(third) == {"crew", "events", "spanish"}
         assert third["events"][-1]["details"] == {"worker": "luis", "reason": "the connection ended"}
         rows = [{"time": crew.began, "kind": "log", "level": "error", "text": "one\ntwo"}]
         add_rows(rows_of(run, "ana"), [*rows, {"time": crew.began, "kind": "cut", "lines": 7}])

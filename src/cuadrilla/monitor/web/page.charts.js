@@ -1,7 +1,7 @@
 // What comes from a run enters the page as `textContent` only. Here: numbers as text, and curves.
 
 /** States, phases, levels, events that are marked, and facts of machines: as the run writes them. */
-const WORDS = [_("running"), _("complete"), _("stopped"), _("failed"), _("waiting"), _("unknown"), _("loading"), _("receiving"), _("computing"), _("sending"), _("paused"), _("joined"), _("left"), _("evicted"), _("rolled back to the last checkpoint"), _("update skipped"), _("info"), _("warning"), _("error"), _("non-finite"), _("outlier"), _("device"), _("processor"), _("system")];
+const WORDS = [_("running"), _("complete"), _("stopped"), _("failed"), _("waiting"), _("unknown"), _("loading"), _("receiving"), _("computing"), _("sending"), _("paused"), _("joined"), _("left"), _("evicted"), _("rolled back to the last checkpoint"), _("update skipped"), _("info"), _("warning"), _("error"), _("non-finite"), _("outlier"), _("device"), _("processor"), _("cores"), _("system"), _("container")];
 
 const COLOURS = ["#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c98500", "#0b7285", "#c2255c", "#5f3dc4"];
 const OTHERS = "#868e96";
