@@ -43,7 +43,7 @@ from typing import Any
 from bench.common import configure, options, report, run_text
 from bench.nodes import PORT, Node, Place, places
 from cuadrilla.plan.predict import Crew, MachineSpec, predict_crew
-from cuadrilla.rundir import RunDir, last_rows
+from cuadrilla.rundir import RunDir, file_sha256, last_rows
 from cuadrilla.train.measure import measure
 from cuadrilla.train.setup import make_model, make_task
 from tests.commands import joined, wait_for
@@ -264,7 +264,11 @@ def crew(race: Race, settings: Sequence[str], *, rate: str, loss: float | None =
         lead = up(there.coordinator, run, PORT, *(f"--set={each}" for each in settings))
         says = invite(there.coordinator, "--uses", str(len(there.machines)))
         for number, machine in enumerate(there.machines, start=1):
-            machine.start("join", "--name", f"m{number}", "--threads", "1", "--data", str(race.data), says=says)
+            contents = machine.home / "cache" / "contents"  # fetching the data is not measured
+            contents.mkdir(parents=True)
+            for path in filter(Path.is_file, race.data.iterdir()):
+                (contents / file_sha256(path)).write_bytes(path.read_bytes())
+            machine.start("join", "--name", f"m{number}", "--threads", "1", says=says)
             wait_for(lambda number=number: joined(run, number)() or lead.poll() is not None)
             there.limit(number)
         begun, meter = rounds(run), there.meter()
