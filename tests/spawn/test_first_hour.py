@@ -1,4 +1,4 @@
-"""A newcomer's first commands at a terminal: progress, the answer to Ctrl-C, and kept settings."""
+"""A newcomer's first commands at a terminal: time estimates, progress, the answer to Ctrl-C, and kept settings."""
 
 import os
 import re
@@ -19,10 +19,11 @@ WORDS = ("la casa", "el río", "una noche", "los caballos", "mi madre", "aquel d
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_first_run_hears_ctrl_c_and_goes_on(stories: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("measured_soon")
+def test_a_first_run_says_how_long_it_takes_hears_ctrl_c_and_goes_on(stories: Path, tmp_path: Path) -> None:
     made = cuadrilla("new", "mio", "--preset", "gpt2-mini", "--data", os.path.relpath(stories, tmp_path), cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    assert "next: cuadrilla plan mio\n      cuadrilla train mio\n" in made.stderr
+    assert re.search(r"gpt2-mini takes about \d+ \w+ here\n.*gpt2-micro takes about", made.stderr)
     (tmp_path / "mio" / "report.html").touch()  # a page that a training writes anew, once it has made a step
 
     words = ("train", "mio", *ENDLESS, "--set", "train.batch_sequences=960")

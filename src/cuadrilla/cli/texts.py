@@ -10,7 +10,6 @@ from typing import Any
 from cuadrilla.cli.data import fetched, report_left_out
 from cuadrilla.cli.output import say
 from cuadrilla.cli.progress import shown_progress
-from cuadrilla.config import Config
 from cuadrilla.data.catalogue import CATALOGUE
 from cuadrilla.data.prepare import OtherTextError, Prepared, PrepareOptions, prepare
 from cuadrilla.errors import ConfigError, CuadrillaError, DataError
@@ -19,7 +18,7 @@ from cuadrilla.plan.decide import block_weights, decide
 from cuadrilla.plan.predict import MachineSpec, predict_alone
 from cuadrilla.plan.size import SizeChoice, choose
 from cuadrilla.rundir import RunDir, make_private, typed
-from cuadrilla.runfile import LENGTHS, SIZES, as_sets, gpt2_settings, make_run, read_run_config, resolve, run_file_text
+from cuadrilla.runfile import LENGTHS, SIZES, gpt2_settings, make_run, read_run_config, resolve, run_file_text
 
 DATA, BUILT_IN, MUCH_LESS = "data", "cuentos:", 0.8
 _TIME = re.compile(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -109,18 +108,22 @@ def _prepared(sources: Sequence[str], run: RunDir) -> Prepared:
         raise DataError("{reason}", reason=error.message, hint=hint, run=typed(run.path)) from None
 
 
-def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) -> SizeChoice:
-    """The size that fits this machine's speed."""
+def speed_here(run: RunDir, run_file: str) -> tuple[float, int]:
+    """Tokens per second of this machine, optimizer steps included, and the number of tokens to train on."""
     from cuadrilla.train.measure import measure
 
-    def config_of(size: str, tokens: int) -> Config:
-        return resolve("", sets=as_sets(gpt2_settings(size, data=DATA, tokens=tokens))).config
+    config, _ = decide(resolve(run_file).config, run)
+    found = measure(config, run.path)
+    here = MachineSpec(name="here", tokens_per_second=found.tokens_per_second)
+    return predict_alone(here, found.work).tokens_per_second, found.total_tokens
 
+
+def _chosen(run: RunDir, *, text: int, sizes: Sequence[str], deadline: float) -> SizeChoice:
     def rate(size: str, tokens: int) -> float:
-        """Tokens per second, optimizer steps included."""
-        found = measure(decide(config_of(size, tokens), run)[0], run.path)
-        here = MachineSpec(name="here", tokens_per_second=found.tokens_per_second)
-        return predict_alone(here, found.work).tokens_per_second
+        return speed_here(run, run_file_text(gpt2_settings(size, data=DATA, tokens=tokens)))[0]
 
-    weights = {size: block_weights(config_of(size, text)) for size in sizes}
+    weights = {
+        size: block_weights(resolve(run_file_text(gpt2_settings(size, data=DATA, tokens=text))).config)
+        for size in sizes
+    }
     return choose(weights, text=text, seconds_left=lambda: deadline - time.monotonic(), rate=rate)

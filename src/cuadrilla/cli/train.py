@@ -14,11 +14,11 @@ from cuadrilla.cli.config import AllowChanges, Preset, Sets, folder_of, show_con
 from cuadrilla.cli.output import advise, answered, say
 from cuadrilla.cli.parent import stopping, under_a_parent
 from cuadrilla.cli.progress import ProgressSink, describe_evaluation
-from cuadrilla.cli.texts import is_text, run_of_texts
+from cuadrilla.cli.texts import is_text, run_of_texts, speed_here
 from cuadrilla.config import CrewEngine
 from cuadrilla.crew.run import Audience, train_run
 from cuadrilla.data.folder import MANIFEST, read_manifest
-from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError
+from cuadrilla.errors import INTERRUPTED_EXIT_CODE, ConfigError, CuadrillaError
 from cuadrilla.host.torchrun import find_place
 from cuadrilla.monitor.screen import duration
 from cuadrilla.plan.size import MANY_READINGS
@@ -53,14 +53,26 @@ def new(
     if (name / MANIFEST).exists():
         raise ConfigError("{path} holds prepared data", path=name, hint="choose another name for the run")
     folder = str(data) if data.is_absolute() else os.path.relpath(data, name)
-    tokens, _ = SIZES[size]
-    if is_there := (data / MANIFEST).exists():
-        tokens = min(tokens, round(MANY_READINGS * read_manifest(data).splits["train"].num_tokens))
-    made = make_run(name, run_file_text(gpt2_settings(size, data=folder, tokens=tokens)))
+    text = read_manifest(data).splits["train"].num_tokens if (data / MANIFEST).exists() else 0
+
+    def run_file(size: str) -> str:
+        usual, _ = SIZES[size]
+        tokens = min(usual, round(MANY_READINGS * text)) if text else usual
+        return run_file_text(gpt2_settings(size, data=folder, tokens=tokens))
+
+    made = make_run(name, run_file(size))
     say("wrote {file}", file=typed(made.run_file))
-    if not is_there:
+    if text:
+        say("measuring  this machine: about ten seconds")
+        try:
+            for each in dict.fromkeys((size, *list(SIZES)[:1])):
+                speed, tokens = speed_here(made, run_file(each))
+                say("time       gpt2-{size} takes about {time} here", size=each, time=duration(tokens / speed))
+        except CuadrillaError as error:  # the run may be for another machine
+            say("           not here: {reason}", reason=error.message)
+    else:
         say("data       are not there yet: cuadrilla data prepare TEXTS --out {folder}", folder=typed(data))
-    advise(f"plan {typed(made.path)}", f"train {typed(made.path)}")
+    advise(f"train {typed(made.path)}")
 
 
 def train(
