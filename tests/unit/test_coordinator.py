@@ -186,6 +186,23 @@ def test_the_first_pass_may_take_long() -> None:
     assert not crew.evicted
 
 
+def test_a_new_member_that_may_be_downloading_is_waited_for_and_not_taken_for_slow() -> None:
+    crew = Crew(machine(rules(quorum=2, num_steps=100)))
+    crew.join("a")
+    crew.join("b")
+    crew.answer(crew.of("a").lease_id)
+    crew.now = 29.0
+    crew.send(events.Tick())
+    assert not crew.late
+    crew.now = 31.0
+    crew.send(events.Tick())
+    assert crew.late == ["b"]
+    crew.answer(crew.of("a").lease_id)  # now the units of b, too
+    member = crew.machine.crew.members["b"]
+    assert not member.measurements
+    assert member.transfer_seconds == crew.now == 32.0
+
+
 def test_another_program_is_refused_and_not_waited_for() -> None:
     crew = Crew(machine(rules(quorum=2, fingerprint={"cuadrilla": "1.0"})))
     crew.join("a", cuadrilla="1.0")

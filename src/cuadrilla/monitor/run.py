@@ -150,7 +150,7 @@ class RunReader:
     def _spanish(self) -> dict[str, str]:
         """What a page shows of reasons, events and logs, which are in English, in Spanish: by the English text."""
         lines = [*self._log(), *(word for node in self._nodes.values() if (word := node.word))]
-        texts = {self._reason, *(line["text"] for line in lines), *(each.reason for each in self._members.values())}
+        texts = {self._reason, *(line["text"] for line in lines), *(node.reason for node in self._nodes.values())}
         texts |= {value for event in self._happened for value in event["details"].values() if isinstance(value, str)}
         return {text: said for text in texts if (said := recognised(text, SPANISH)) != text}
 

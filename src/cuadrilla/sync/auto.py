@@ -25,8 +25,6 @@ from cuadrilla.sync.work import PROBE_COST, Round, Rounds, Work, shares_alone
 
 MIN_ADVANTAGE = 1.03
 """The crew changes to another kind if its value is more than this many times that of the present one."""
-UNTRIED = 1.25
-"""Factor on the estimated value of a machine alone until it is tried: its speed was measured while it coordinated."""
 MEMORY_SECONDS = 600.0
 """How long the measurement of a kind counts. That of rounds of several machines counts for longer: until trying them
 again costs `PROBE_COST` of the time. A machine alone is estimated anew, so that a crew is never slower for long."""
@@ -47,21 +45,22 @@ class AutoRounds(Rounds):
     measured: dict[tuple[Round, frozenset[str]], tuple[float, float]] = field(default_factory=dict)
 
     def choose(self, work: Work) -> Round:
-        """The present kind, unless another has a higher value. While a member is not measured it stays, so a run begins
-        with exact steps; they begin anew when a second member joins.
+        """The present kind, unless another has a higher value. Until each member has answered once it stays, so a run
+        begins with exact steps; they begin anew when a second member joins.
         """
         kind, members = work.kind, work.crew.members
         if len(members) > 1 and self.lone:
             kind, self.lone = Round(), False
-        elif work.step_seconds and members and all(each.measurements >= MIN_MEASUREMENTS for each in members.values()):
+        elif work.step_seconds and members and all(each.measurements for each in members.values()):
             self.lone = len(members) == 1
             kind = self._for_one(work) if self.lone else self._for_several(work)
         work.crew.volume = self._volume(kind)
         return kind
 
     def _for_several(self, work: Work) -> Round:
-        """The kind with the highest value."""
-        self._note(work)
+        """The kind with the highest value. Rounds of members that are not measured yet are no measurement of a kind."""
+        if all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
+            self._note(work)
         kinds = [Round(steps=steps) for steps in lengths(work.rules.num_steps)]
         longest, single = kinds[-1], Round(steps=kinds[-1].steps, alone=True, parts=_parts(work))
         values = {kind: self._value(kind, work) for kind in (*kinds, single)}
@@ -109,8 +108,6 @@ class AutoRounds(Rounds):
         if kind.alone:
             rules = work.rules
             worth = smaller_steps_teach(rules.step_tokens, parts=kind.parts, num_steps=rules.num_steps)
-            is_new = _key(kind, work) not in self.measured
-            worth *= UNTRIED if is_new and self._known(Round(steps=kind.steps), work) else 1.0
         return worth / max(seconds, 1e-9)
 
     def _volume(self, kind: Round) -> float:

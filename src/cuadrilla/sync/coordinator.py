@@ -40,7 +40,8 @@ class Coordinator:
 
     def __post_init__(self, state: Mapping[str, Any] | None) -> None:
         self.crew = Membership(rules=self.rules)
-        self.work = Work(rules=self.rules, crew=self.crew, **(state or {}))
+        version, tokens = (state["version"], state["tokens"]) if state else (0, 0)
+        self.work = Work(rules=self.rules, crew=self.crew, version=version, tokens=tokens)
 
     @property
     def version(self) -> int:

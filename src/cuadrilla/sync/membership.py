@@ -25,18 +25,18 @@ BANNED = Message(
 )
 SPEED_MEMORY = 0.5
 MIN_MEASUREMENTS = 2
-"""A member counts as measured after this many answers: in the first one caches are cold and code is compiled."""
+"""A member counts as measured after this many answers, of which the last one alone counts: in the first one caches are
+cold and code is compiled."""
 HUNG_AFTER_SECONDS, HUNG_FACTOR = 10.0, 3.0
 """A member hangs without progress for this time, and this many times its lease's time: one pass may hold the lease."""
-MAX_TRANSFER_SHARE = 0.9
+MAX_TRANSFER_SHARE = 0.98
 """Largest part of the time to an answer that counts as transfer. With more, a member's speed would look too high."""
 MIN_HELD_SECONDS = 0.5
 """A revoked lease counts as held for at least this long: a shorter time says nothing about its worker's speed."""
 UNKNOWN_SECONDS = 20.0
-"""Expected time of a lease as long as no member's speed is known: at least this, and twice the time to its last
-progress."""
+"""Expected time of a new member's lease until its first pass, at least: it may be downloading the version."""
 FIRST_PROGRESS_SECONDS = 600.0
-"""A member has at least this long for its first pass, in which it may compile its model."""
+"""A member has at least this long for each pass of its first lease, in which it may compile its model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Rules:
 class Member:
     """`hint`: the speed it claims, in any unit; `units_per_second`: running mean of the measured speed, at first 0.
     `transfer_seconds`: in an exact round. `micro_steps`: passes done, as the worker counts them; `rounds_without`:
-    rounds since it last had a share.
+    rounds since it last had a share. `began_at`: the end of the first pass of its newest lease, infinite before.
     """
 
     hint: float
@@ -70,7 +70,13 @@ class Member:
     rounds_without: int = 0
     heard_at: float
     progress_at: float
+    began_at: float = math.inf
     micro_steps: int = 0
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether it may still download the version of its lease."""
+        return self.began_at == math.inf
 
 
 @dataclass(kw_only=True)
@@ -126,6 +132,7 @@ class Membership:
             member.heard_at = self.now
             if isinstance(message, Progress) and message.micro_steps > member.micro_steps:
                 member.micro_steps, member.progress_at = message.micro_steps, self.now
+                member.began_at = min(member.began_at, self.now)
         return member is not None
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:
@@ -139,7 +146,7 @@ class Membership:
             return ""
         idle = self.now - max(member.progress_at, lease.at)
         limit = max(HUNG_AFTER_SECONDS, 2 * lost_after, HUNG_FACTOR * self.expected_seconds(lease))
-        if not member.micro_steps:
+        if not member.measurements:
             limit = max(limit, FIRST_PROGRESS_SECONDS)
         return Message("hung: no progress for {seconds:.1f} s", seconds=idle) if idle > limit else ""
 
@@ -147,9 +154,13 @@ class Membership:
 
     def expected_seconds(self, lease: Grant) -> float:
         """Expected seconds from grant to answer."""
-        if not any(member.measurements for member in self.members.values()):
-            return max(UNKNOWN_SECONDS, 2 * (self.members[lease.worker].progress_at - lease.at))
-        return self.paces()[lease.worker].seconds(len(lease.units))
+        member = self.members[lease.worker]
+        if not any(each.measurements for each in self.members.values()):
+            return max(UNKNOWN_SECONDS, 2 * (member.progress_at - lease.at))
+        expected = self.paces()[lease.worker].seconds(len(lease.units))
+        if member.measurements:
+            return expected
+        return max(expected, UNKNOWN_SECONDS) if member.is_fetching else expected + 2 * (member.began_at - lease.at)
 
     def speeds(self) -> dict[str, float]:
         """Units per second of each member. The speed of an unmeasured member is its hint, scaled by the measured
@@ -176,18 +187,22 @@ class Membership:
         if seconds <= 0:
             return
         transfer = min(transfer, MAX_TRANSFER_SHARE * seconds)
-        memory = SPEED_MEMORY if member.measurements else 0.0
+        memory = SPEED_MEMORY if member.measurements >= MIN_MEASUREMENTS else 0.0
         member.units_per_second += (1 - memory) * (len(lease.units) / (seconds - transfer) - member.units_per_second)
         member.transfer_seconds += (1 - memory) * (transfer / self.volume - member.transfer_seconds)
         member.measurements += 1
 
     def note_revoked(self, leases: Iterable[Grant]) -> None:
         """Lower a worker's speed to what a revoked lease shows: in the time it was held, it was not finished. This
-        counts as a measurement, or the worker would be tried again in each round.
+        counts as a measurement, or the worker would be tried again in each round. Before the first pass the time says
+        nothing about the speed of a new member: its transfers take at least as long.
         """
         for lease in leases:
             member, held = self.members[lease.worker], self.now - lease.at
-            at_most = len(lease.units) / max(held, MIN_HELD_SECONDS)
+            if member.is_fetching and member.measurements < MIN_MEASUREMENTS:
+                member.transfer_seconds = max(member.transfer_seconds, held / self.volume)
+                continue
+            at_most = len(lease.units) / max(held - member.transfer_seconds * self.volume, MIN_HELD_SECONDS)
             member.measurements += 1
             if not member.units_per_second or at_most < member.units_per_second:
                 member.units_per_second = at_most

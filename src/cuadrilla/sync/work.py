@@ -106,6 +106,7 @@ class Work:
             return []
         grant = Grant(lease_id=self.next_lease_id, worker=worker, units=tuple(sorted(units)), at=self.crew.now)
         self.leases[worker], self.next_lease_id = grant, self.next_lease_id + 1
+        self.crew.members[worker].began_at = math.inf
         whole = len(grant.units) == len(self.units)
         parts = self.kind.parts if whole else 1
         lease = Lease(
