@@ -14,11 +14,9 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from cuadrilla.config import Config
 from cuadrilla.data.prepare import PrepareOptions, prepare
 from cuadrilla.data.tokenizer import END_OF_TEXT, Tokenizer
 from cuadrilla.host.facts import read_environment
-from cuadrilla.runfile import resolve
 
 SETTINGS: dict[str, Any] = {
     "train.unit_sequences": 1,
@@ -97,10 +95,6 @@ def tokenizer_of(vocab_size: int) -> Tokenizer:
 def run_text(settings: Mapping[str, Any]) -> str:
     """The text of a run file with these settings, `section.key`, and those that the benchmarks have in common."""
     return "".join(f"{key} = {json.dumps(value, default=str)}\n" for key, value in (SETTINGS | settings).items())
-
-
-def configure(text: str) -> Config:
-    return resolve(text).config
 
 
 def timed(function: Callable[[], object]) -> float:

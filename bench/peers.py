@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.common import configure
 from bench.nodes import PORT
 from cuadrilla.data.loader import UnitLoader
 from cuadrilla.model.task import loss_of
+from cuadrilla.runfile import resolve
 from cuadrilla.sync.strategy import trainable
 from cuadrilla.train.evaluate import evaluate
 from cuadrilla.train.setup import equip, make_task
@@ -36,7 +36,7 @@ PATIENCE = timedelta(minutes=30)
 class Rank:
     def __init__(self, *, kind: str, config: str, rank: int, addresses: list[str], **more: Any) -> None:
         """`more`: `steps`; for torchft also `every`, the steps of a window, and the address of the `lighthouse`."""
-        self._kind, self._config, self._rank, self._more = kind, configure(config), rank, more
+        self._kind, self._config, self._rank, self._more = kind, resolve(config).config, rank, more
         self._address, self._workers = addresses[rank], len(addresses)
         task = make_task(self._config, Path("/"))
         self._made = equip(self._config, task)

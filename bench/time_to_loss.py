@@ -40,10 +40,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.common import configure, options, report, run_text
+from bench.common import options, report, run_text
 from bench.nodes import PORT, Node, Place, places
 from cuadrilla.plan.predict import Crew, MachineSpec, predict_crew
 from cuadrilla.rundir import RunDir, file_sha256, last_rows
+from cuadrilla.runfile import resolve
 from cuadrilla.train.measure import measure
 from cuadrilla.train.setup import make_model, make_task
 from tests.commands import joined, wait_for
@@ -104,7 +105,7 @@ class Race:
         return run_text(settings)
 
     def num_weights(self) -> int:
-        config = configure(self.text(batch=self.batch, steps=self.steps))
+        config = resolve(self.text(batch=self.batch, steps=self.steps)).config
         return sum(parameter.numel() for parameter in make_model(make_task(config, Path("/")), seed=0).parameters())
 
 
@@ -242,7 +243,7 @@ def by_itself(race: Race, *, batch: int) -> tuple[Trained, list[float]]:
 
 def planned_seconds(race: Race, rates: Sequence[float], *, rate: str, steps: int) -> float:
     """Seconds of the run as planned. `rates`: each machine's tokens per second, whole batch. `steps`: of a round."""
-    config = configure(race.text(batch=race.batch, steps=race.steps))
+    config = resolve(race.text(batch=race.batch, steps=race.steps)).config
     work, most = measure(config, Path("/")).work, ceiling_bytes_per_second(rate) or math.inf
     tokens = race.batch * race.length
     machines = [

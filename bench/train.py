@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench.common import configure, options, ratios, report, run_text, stories, summary, timed
+from bench.common import options, ratios, report, run_text, stories, summary, timed
 from cuadrilla.config import PRESETS
 from cuadrilla.crew.local import run_local
 from cuadrilla.rundir import RunDir
+from cuadrilla.runfile import resolve
 from cuadrilla.train.setup import assemble, make_task
 from cuadrilla.train.sinks import Scalars, Sink
 
@@ -76,7 +77,7 @@ def main() -> None:
         length = {"train.steps": given.steps, "train.batch_sequences": batch, "train.unit_sequences": batch}
         as_usual = {"train.threads": given.threads, "train.precision": "auto", "checkpoint.every_seconds": 0}
         rest = {"data.folder": "data", "evaluate.sequences": 1, "sync.kind": "exact"}
-        config = configure(run_text(model | length | as_usual | rest))
+        config = resolve(run_text(model | length | as_usual | rest)).config
         run_local(assemble(config, RunDir(folder), task=make_task(config, folder), sinks=[turns]))
     ours, theirs = turns.ours[2:], turns.theirs[2:]
     tokens = batch * context
