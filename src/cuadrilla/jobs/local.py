@@ -4,6 +4,7 @@ If such a process is killed, its job is lost. If a training fails, the process w
 """
 
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from cuadrilla.plan.devices import Use
 from cuadrilla.rundir import RunDir, make_private, storage_errors
 from cuadrilla.runfile import literal
 
+SAVE_SECONDS = 100.0
+"""A job that is to be given back and has not saved after this time is killed: before STOP_SECONDS are over."""
 SILENT = Message("its process ended without a result")
 GIVEN_BACK = (INTERRUPTED_EXIT_CODE, -signal.SIGTERM)
 """Exit codes of a process that has saved its run because it was asked to, or had nothing to save yet."""
@@ -28,9 +31,8 @@ class LocalExecutor:
         self._uses, self._logs = uses, logs
         self._children = Children()
         self._jobs: dict[str, str] = {}
-        """By place."""
-        self._preempted: set[str] = set()
-        """The places whose processes were asked to save; a second signal would end them at once."""
+        self._preempted: dict[str, float] = {}
+        """By place: its job, and when that was asked to save."""
 
     @property
     def places(self) -> dict[str, str]:
@@ -51,10 +53,13 @@ class LocalExecutor:
 
     def poll(self) -> list[Ended]:
         found = []
+        for place, since in self._preempted.items():
+            if time.monotonic() - since > SAVE_SECONDS:
+                self._children.alive[place].kill()
         for place, ending in self._children.poll().items():
-            self._preempted.discard(place)
+            preempted = self._preempted.pop(place, None) is not None
             complete = ending.code == 0 and bool(ending.said)  # a training that ends in order answers
-            in_order = complete or ending.code in GIVEN_BACK
+            in_order = complete or ending.code in GIVEN_BACK or (preempted and ending.code < 0)
             found.append(
                 Ended(
                     job=self._jobs.pop(place),
@@ -69,7 +74,7 @@ class LocalExecutor:
     def preempt(self, job: str) -> None:
         for place, its_job in self._jobs.items():
             if its_job == job and place not in self._preempted:
-                self._preempted.add(place)
+                self._preempted[place] = time.monotonic()
                 self._children.alive[place].terminate()
 
     def close(self) -> None:
