@@ -105,13 +105,13 @@ def translated(template: str, language: str) -> str:
 
 
 @lru_cache(2**12)  # the same texts are shown again every second
-def recognised(text: str, language: str) -> str:
+def recognised(text: str, language: str, depth: int = 4) -> str:
     """A text from a file or another machine in this language, if it is a template, or one of `THAT_TRAVEL` filled in;
-    what stood in the fields is recognised, too. Other texts stay as they are."""
+    what stood in the fields is recognised, too, to this depth. Other texts stay as they are."""
     whole = translated(text, language)
-    for template in THAT_TRAVEL if whole == text and language != ENGLISH else ():
+    for template in THAT_TRAVEL if depth and whole == text and language != ENGLISH else ():
         if match := re.fullmatch("(.+?)".join(map(re.escape, _FIELD.split(template))), text):
-            values = [recognised(value, language) for value in match.groups()]
+            values = [recognised(value, language, depth - 1) for value in match.groups()]
             return "".join(chain(*zip_longest(_FIELD.split(translated(template, language)), values, fillvalue="")))
     return whole
 

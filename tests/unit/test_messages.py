@@ -235,6 +235,7 @@ def test_a_text_that_has_travelled_is_recognised() -> None:
     assert recognised("vm-2 left: it was kicked", SPANISH) == "vm-2 se ha ido: fue despedida"
     assert shown(Message("the run was stopped by Ctrl-C"), SPANISH) == "Ctrl-C paró el entrenamiento"
     assert recognised("they said: {x} %s", SPANISH) == "they said: {x} %s"
+    assert recognised("a: " * 400 + "b", SPANISH) == "a: " * 400 + "b"  # a line of a stranger's log
     *templates, plain = THAT_TRAVEL
     assert plain == "%s: %s"
     assert all(translated(template, SPANISH) != template for template in templates), "it is said nowhere any more"

@@ -224,6 +224,8 @@ def _usage(error: Any) -> ConfigError:
         reason = in_our_words(cause.errors()[0])
     if found := re.search(r" is not one of (.*)\.", reason):
         reason = Message("should be one of {choices}", choices=found[1])
+    elif found := re.search(r"path '(.*)' does not exist", reason):
+        reason = Message("{path} does not exist", path=found[1])
     return ConfigError("{name}: {reason}", name=parameter.get_error_hint(), reason=reason, hint=hint, of=of)
 
 

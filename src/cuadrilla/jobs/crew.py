@@ -1,6 +1,6 @@
 """Jobs on the machines of a crew: each worker that has joined does one job after the other.
 
-A machine gets a job's run file, the files that it needs by hash, and the rows and the newest checkpoint that another
+A machine gets a job's run file, the files that it needs, and the rows and the newest checkpoint that another
 machine has made of it. It sends rows and checkpoints back as they are made. So if a machine is lost, only the work
 since the last checkpoint is lost with it.
 

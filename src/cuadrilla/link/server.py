@@ -30,7 +30,7 @@ from typing import Any
 
 import grpc
 
-from cuadrilla.errors import CuadrillaError, LinkError
+from cuadrilla.errors import CuadrillaError, LinkError, ResourceError
 from cuadrilla.home import Home
 from cuadrilla.host.process import allow_descriptors
 from cuadrilla.link import wire
@@ -319,7 +319,12 @@ class CrewServer:
                     deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
                 case CheckpointFile() if self._jobs is not None:
-                    self._jobs.keep(worker, asked, requests)
+                    try:
+                        self._jobs.keep(worker, asked, requests)
+                    except ResourceError as error:  # no room here: the machine leaves for now, and both say why
+                        if (session := self._sessions.get(worker)) is not None:
+                            self._end(session, Stop(reason=error.message, again=True), why=error.message)
+                        raise
                 case Follow():
                     announced = max([0, *self._versions])
                     yield wire.encode(self._standby.missing(node_of(worker), asked, announced=announced))

@@ -171,9 +171,11 @@ class Search:
         size = run.metrics.stat().st_size if run.metrics.exists() else 0
         if size == self._looked.get(job, 0):
             return False
-        self._looked[job] = size
+        self._looked[job], num_steps = size, read_object(run.config).get("num_steps")
+        if not num_steps:  # a damaged file: this trial is not compared
+            return False
         trial = self.trial(job)
-        stored, num_steps = self._stored(trial), read_object(run.config)["num_steps"]
+        stored = self._stored(trial)
         for step, score in read_scores(run, self.section.metric).items():
             percent = 100 * step // num_steps
             if percent not in trial.intermediate_values:
