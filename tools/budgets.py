@@ -54,9 +54,9 @@ TORCH_FREE = ("cli/", "config.py", "doctor/", "errors.py", "host/", "log.py", "m
 HOMES = {  # a heavy library is imported in its own place only
     "ray": ("examples/",),
     "distributed": ("examples/",),
-    "fastapi": ("serve/", "monitor/web/", "monitor/web.py"),
+    "fastapi": ("serve/", "monitor/web/"),
     "gguf": ("model/gguf.py",),
-    "grpc": tuple(f"link/{part}.py" for part in ("calls", "client", "server")),
+    "grpc": tuple(f"link/{part}.py" for part in ("client", "server")),
 }
 ALL_INTERFACES = re.compile(r"^\s*(?:\w+://)?(?:0\.0\.0\.0|\[::\]|::)(?::\d*)?(?:/.*)?\s*$")
 

@@ -42,10 +42,6 @@ def test_who_generates_waits_for_part_of_a_prompt_only(model: InferenceModel, mo
     assert steps == 5  # 19 tokens in parts of 4
 
 
-def test_a_row_that_generates_nothing_has_ended() -> None:
-    assert Row([1], replace(GREEDY, max_tokens=0)).reason == "length"
-
-
 def test_every_bit_of_a_seed_counts() -> None:
     seeds = [3, *(3 + 2**bit for bit in range(3, 64)), -3, -(2**63), 2**63 - 1]
     found = {seed: Row([1], Sampling(seed=seed)).draw() for seed in seeds}
@@ -82,6 +78,7 @@ def test_scores_are_the_models_log_probabilities(model: InferenceModel, monkeypa
 
 
 def test_a_prompt_alone_is_scored(model: InferenceModel) -> None:
+    assert Row([1], replace(GREEDY, max_tokens=0)).reason == "length"
     row = Row([5, 6, 7], Sampling(max_tokens=0), num_top=0, scores_prompt=True)
     finished(Rows(model, slots=1), row)
     assert (row.reason, row.generated, len(row.prompt_scores), row.scores) == ("length", [], 2, [])

@@ -248,7 +248,9 @@ def _write_tokens(work: Path, corpus: Corpus, tokenizer: Tokenizer, *, progress:
     """Encode every document and write the tokens into `work`. Raises ResourceError."""
     dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
     calls = (partial(_encode, chunk, corpus, tokenizer, dtype) for chunk in corpus.chunks)
-    with storage_errors(work), ExitStack() as stack, ThreadPoolExecutor(ENCODING_THREADS) as threads:
+    with storage_errors(work), ExitStack() as stack:
+        threads = ThreadPoolExecutor(ENCODING_THREADS)
+        stack.callback(threads.shutdown, cancel_futures=True)
         files = {split: stack.enter_context(open(work / TOKENS[name], "wb")) for split, name in SPLITS.items()}
         for done, encoded in enumerate(in_order(threads, calls, ahead=2 * ENCODING_THREADS)):
             progress(WRITING, done, len(corpus.chunks))

@@ -64,8 +64,7 @@ def generate_text(
     """Continue a text. Yields pieces. The end-of-text token is a stop id, too. An empty prompt begins a document."""
     stream = TextStream(tokenizer, stop=sampling.stop)
     own = replace(sampling, stop=(), stop_ids=(*sampling.stop_ids, tokenizer.end_of_text))
-    row = Row(tokenizer.encode(prompt) or [tokenizer.end_of_text], own)
-    for token in _continued(model, [row]):
+    for token in generate(model, tokenizer.encode(prompt) or [tokenizer.end_of_text], sampling=own):
         if piece := stream.push(token):
             yield piece
         if stream.stopped:

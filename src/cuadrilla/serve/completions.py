@@ -24,7 +24,7 @@ DONE = "data: [DONE]\n\n"
 class Continuation:
     """The text of one row while it grows; `chunk` gives what is new. A stop text ends it, too."""
 
-    def __init__(self, row: Row, index: int, stream: TextStream, tokenizer: Tokenizer, *, chat: bool) -> None:
+    def __init__(self, row: Row, *, index: int, stream: TextStream, tokenizer: Tokenizer, chat: bool) -> None:
         self.row, self._index, self._stream, self._tokenizer, self._chat = row, index, stream, tokenizer, chat
         self.num_tokens = 0
         self.reason: Reason | None = None
@@ -88,7 +88,13 @@ class Completion:
         self._arrived = time.perf_counter()
         self._steps = model.batcher.submit(rows)
         self._choices = [
-            Continuation(row, index, TextStream(tokenizer, stop=sampling.stop), tokenizer, chat=self._chat)
+            Continuation(
+                row,
+                index=index,
+                stream=TextStream(tokenizer, stop=sampling.stop),
+                tokenizer=tokenizer,
+                chat=self._chat,
+            )
             for index, row in enumerate(rows)
         ]
         self._num_prompt_tokens = sum(map(len, prompts))

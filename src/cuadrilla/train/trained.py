@@ -14,7 +14,7 @@ from cuadrilla.data.tokenizer import Tokenizer
 from cuadrilla.errors import CheckpointError, ConfigError
 from cuadrilla.model.generate import generate_text
 from cuadrilla.model.gpt2 import GPT2
-from cuadrilla.model.hf import load_hf
+from cuadrilla.model.hf import load_hf, require_rows
 from cuadrilla.model.inference import InferenceModel
 from cuadrilla.model.language import shape_of
 from cuadrilla.model.pretrained import read_pretrained
@@ -155,6 +155,7 @@ def _open_run(run: RunDir, *, device: torch.device, newest: bool) -> LanguageMod
     step = choose_step(run, newest=newest)
     with torch.device("meta"):
         model = GPT2(shape_of(config.model, tokens=tokenizer.vocab_size))
+    require_rows(tokenizer.vocab_size, rows=model.config.vocab_size)
     origin, weights = _weights(run, config, step)
     check_shapes(model.state_dict(), weights, path=origin)
     model.load_state_dict(weights, assign=True)

@@ -5,7 +5,7 @@ one is right. A seed and an index decide each result. Only the standard library 
 lexicon and grammar are this package's own.
 
 Convention: a model is trained on seed 0 and tested on other seeds. There are so many more stories than in any training
-set (`test_distinct_stories_have_a_proven_lower_bound`) that other seeds practically never give a story that was trained
+set that other seeds practically never give a story that was trained
 on (`test_seeds_do_not_share_stories`).
 
 Read `grammar`, then `template` (its notation), `writer`, `checker`, `pairs`.

@@ -4,8 +4,7 @@ Variables: h the hero, f the friend, k the relative, o a toy and c its colour, b
 the name it gets, p a place, j a garden, q a quality, t a time, s a hiding place, w a trouble, x a rescue, v a tree.
 
 Invariants: a story is one derivation of one plot, and every plot ends with a closing sentence. The count of stories
-multiplies only those alternatives of a rule that differ from all earlier ones in a letter of literal text
-(`test_distinct_stories_have_a_proven_lower_bound`).
+multiplies only those alternatives of a rule that differ from all earlier ones in a letter of literal text.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The words of `cuentos`: people, places, things, and causes with their effects.
 
 An entry is one value that a story can bind to a variable: a person, a toy, a place, or a whole cause with its effect.
-Invariants (`test_lexicon_values_are_distinct_and_prefix_free`): in each field, no two entries of a variable have the
+Invariants: in each field, no two entries of a variable have the
 same text, and none is the beginning of another. So a text determines its bindings.
 """
 

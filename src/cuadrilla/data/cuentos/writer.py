@@ -3,8 +3,7 @@
 Every choice in a story comes from a splitmix64 stream that starts from a blake2b hash of its seed and index. Only
 integers are computed, so a story is the same on every machine and Python version (`test_golden_story`).
 
-Invariants: the spans of a derivation are its slots in order, and their text is the text between `start` and `end`
-(`test_spans_lie_on_their_text`).
+Invariants: the spans of a derivation are its slots in order, and their text is the text between `start` and `end`.
 """
 
 import hashlib
