@@ -262,7 +262,7 @@ class SimCrew:
                 return
             if done:
                 worker.micro_steps += 1
-                self.tell(worker, Progress(micro_steps=worker.micro_steps))
+                self.tell(worker, Progress(micro_steps=worker.micro_steps, part=done / len(lease.units)))
             if done < len(lease.units):
                 slowness = SLOWNESS if self.clock.now < worker.slow_until else 1.0
                 seconds = slowness * self.random.uniform(0.9, 1.1) / worker.rate

@@ -1,4 +1,4 @@
-"""The files that a node needs for a run: the coordinator offers them, and the node fetches them by their hash.
+"""The files that a node needs for a run: the coordinator offers them, and the node fetches them by name.
 
 They are in `code/` (a task's Python file and the files beside it that it imports), `data/` (a prepared folder, or what
 `task.data` names), `teachers/` and `.initial/`. Other paths are refused, so a coordinator can write only into this

@@ -56,6 +56,11 @@ class Copy:
         """The newest `Missing.crew_files`; version and CRC of the newest record that this process has copied."""
         for part in (folder, self.run.path, self.run.checkpoints, self.run.journal):
             make_private(part)
+        with suppress(CheckpointError):  # a copy that an earlier process has begun
+            if (newest := find_newest(self.run.checkpoints)) is not None:
+                after = read_object(newest / "state.json")["journal"]
+                for record in read_records(self.run.journal, version_of(newest), after=after):
+                    self._version, self._crc = record.version, record.crc
 
     def pull(self, connection: Connection) -> None:
         """Copy new records, then a new checkpoint. Raises LinkError, CheckpointError, ResourceError."""

@@ -16,6 +16,7 @@ Invariants
 * A connection that ends without a Goodbye is a worker that left. The coordinator's clock detects silent ones.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -91,8 +92,7 @@ log = logging.getLogger(__name__)
 
 Receive = Callable[[str, Any], None]
 """Takes each worker's messages, and a Goodbye for a worker whose connection ended without one. It is called from the
-link's threads, so it must return at once and raise nothing. No lock of the link is held then, since the coordinator may
-send under a lock that it takes for messages."""
+link's threads, so it must return at once and raise nothing. No lock of the link is held then."""
 
 
 @dataclass(eq=False)
@@ -319,10 +319,12 @@ class CrewServer:
                     deque(requests, maxlen=0)
                     yield from wire.noise(asked.seconds)
                 case CheckpointFile() if self._jobs is not None:
-                    try:
-                        self._jobs.keep(worker, asked, requests)
+                    session = self._sessions.get(worker)
+                    try:  # a kick, or another end of its session, ends the upload, too
+                        chunks = itertools.takewhile(lambda _: self._sessions.get(worker) is session, requests)
+                        self._jobs.keep(worker, asked, chunks)
                     except ResourceError as error:  # no room here: the machine leaves for now, and both say why
-                        if (session := self._sessions.get(worker)) is not None:
+                        if session is not None:
                             self._end(session, Stop(reason=error.message, again=True), why=error.message)
                         raise
                 case Follow():

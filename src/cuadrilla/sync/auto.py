@@ -45,13 +45,13 @@ class AutoRounds(Rounds):
     measured: dict[tuple[Round, frozenset[str]], tuple[float, float]] = field(default_factory=dict)
 
     def choose(self, work: Work) -> Round:
-        """The present kind, unless another has a higher value. Until each member has answered once it stays, so a run
-        begins with exact steps; they begin anew when a second member joins.
+        """The present kind, unless another has a higher value. Until each member has answered once, or is known
+        to need long for a version, it stays. So a run begins with exact steps; they begin anew with a second member.
         """
         kind, members = work.kind, work.crew.members
         if len(members) > 1 and self.lone:
             kind, self.lone = Round(), False
-        elif work.step_seconds and members and all(each.measurements for each in members.values()):
+        elif work.step_seconds and members and all(each.measurements or each.fetches_long for each in members.values()):
             self.lone = len(members) == 1
             kind = self._for_one(work) if self.lone else self._for_several(work)
         work.crew.volume = self._volume(kind)
@@ -59,7 +59,7 @@ class AutoRounds(Rounds):
 
     def _for_several(self, work: Work) -> Round:
         """The kind with the highest value. Rounds of members that are not measured yet are no measurement of a kind."""
-        if all(member.measurements >= MIN_MEASUREMENTS for member in work.crew.members.values()):
+        if all(each.fetches_long or each.measurements >= MIN_MEASUREMENTS for each in work.crew.members.values()):
             self._note(work)
         kinds = [Round(steps=steps) for steps in lengths(work.rules.num_steps)]
         longest, single = kinds[-1], Round(steps=kinds[-1].steps, alone=True, parts=_parts(work))

@@ -78,6 +78,11 @@ class Member:
         """Whether it may still download the version of its lease."""
         return self.began_at == math.inf
 
+    @property
+    def fetches_long(self) -> bool:
+        """Whether its last lease was revoked before it had the version."""
+        return self.is_fetching and self.transfer_seconds > 0
+
 
 @dataclass(kw_only=True)
 class Membership:
@@ -132,7 +137,8 @@ class Membership:
             member.heard_at = self.now
             if isinstance(message, Progress) and message.micro_steps > member.micro_steps:
                 member.micro_steps, member.progress_at = message.micro_steps, self.now
-                member.began_at = min(member.began_at, self.now)
+                if message.part:  # else it is of the lease before
+                    member.began_at = min(member.began_at, self.now)
         return member is not None
 
     def why_evict(self, worker: str, lease: Grant | None) -> str:

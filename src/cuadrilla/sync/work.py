@@ -275,8 +275,8 @@ def _lease(work: Work, worker: str, groups: list[range], *, count: int) -> list[
 def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
     """Shares of a new round that also measure members without a share now and then: a slow one may be faster now.
 
-    Such a member gets one group of the fastest member's share if it has fewer than `MIN_MEASUREMENTS`, or if it has
-    waited for so many rounds that one group costs at most its part of `PROBE_COST`.
+    Such a member gets one group of the fastest member's share if it has fewer than `MIN_MEASUREMENTS` and did not need
+    too long for a version, or if it has waited for so many rounds that a group costs at most its part of `PROBE_COST`.
     """
     shares = dict(planned)
     paces, fastest = work.crew.paces(group=work.steps), max(shares, key=lambda name: (shares[name], name), default="")
@@ -285,7 +285,8 @@ def _probing(work: Work, planned: Mapping[str, int]) -> dict[str, int]:
     for worker, member in work.crew.members.items():
         member.rounds_without = 0 if shares[worker] else member.rounds_without + 1
         rounds_for_a_group = paces[worker].seconds(1) / round_seconds
-        due = member.measurements < MIN_MEASUREMENTS or member.rounds_without * cost >= rounds_for_a_group
+        is_new = member.measurements < MIN_MEASUREMENTS and not member.fetches_long
+        due = is_new or member.rounds_without * cost >= rounds_for_a_group
         if member.rounds_without and due and shares[fastest] > 1:
             shares[fastest] -= 1
             shares[worker] = 1

@@ -219,12 +219,14 @@ def make_optimizer(
         parts: list[Optimizer] = []
         match section:
             case SGDSection(lr=lr, momentum=momentum):
-                parts += [SGD(group, lr, decayed, momentum=momentum) for group, decayed in groups]
+                parts += [SGD(group, lr=lr, weight_decay=decayed, momentum=momentum) for group, decayed in groups]
             case MuonSection(adamw_lr=lr) | AdamWSection(lr=lr):
                 betas = (section.beta1, section.beta2)
-                parts += [AdamW(group, lr, decayed, betas=betas) for group, decayed in groups]
+                parts += [AdamW(group, lr=lr, weight_decay=decayed, betas=betas) for group, decayed in groups]
         if isinstance(section, MuonSection):
-            parts.insert(0, Muon(matrices, section.lr, decay, momentum=section.momentum, dtype=iterated))
+            parts.insert(
+                0, Muon(matrices, lr=section.lr, weight_decay=decay, momentum=section.momentum, dtype=iterated)
+            )
         return Optimizers([part for part in parts if part.params])
 
     return make

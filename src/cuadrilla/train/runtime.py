@@ -142,6 +142,8 @@ class CoordinatorRuntime:
         self.work_off()
         if self.failure is not None:
             raise self.failure
+        if isinstance(message, Progress):
+            self._show_progress()
 
     def deliver(self, worker: str, message: ToCoordinator | NodeReport) -> None:
         """Put a message into the inbox. A heartbeat may wait there for a merge, so its time of arrival goes with it.
@@ -178,13 +180,12 @@ class CoordinatorRuntime:
         with self._failing_together():
             self._stop_if_asked()  # not only at the next tick: before that, another step may be made
             self._perform(self._decide(worker, message, arrived if isinstance(message, Progress) else self.clock()))
-            if isinstance(message, Progress):
-                self._show_progress()
 
     def tick(self) -> None:
         """Let the state machine know the time. Called a few times a second, so that silent workers are noticed."""
         self.work_off()  # what arrived during a merge counts before this tick
         with self._failing_together():
+            self._show_progress()
             self._stop_if_asked()
             self._handle(events.Tick())
 
@@ -198,6 +199,8 @@ class CoordinatorRuntime:
         try:
             return self.coordinator.handle(self._event_of(worker, message), now)
         except MESSAGE_ERRORS as error:
+            if self._rules.lost_after_seconds is None:  # a worker of this process: the fault is ours
+                raise
             reason = Message("it sent a message that cannot be handled ({kind})", kind=type(error).__name__)
             log.info("how a message of %s could not be handled:", worker, exc_info=True)
             left = events.Received(worker=worker, message=Goodbye(reason=reason))

@@ -26,7 +26,7 @@ from cuadrilla.runfile import read_run_config
 from cuadrilla.train.checkpoint import CHECKPOINT_NAME, Step, check_shapes, choose_step, copy_into, model_tensors
 from cuadrilla.train.evaluate import evaluate, evaluate_texts
 from cuadrilla.train.precision import Precision, choose_device, choose_precision
-from cuadrilla.train.setup import make_model, make_task
+from cuadrilla.train.setup import load_initial, make_model, make_task
 
 USUAL_SAMPLING = Sampling(temperature=0.8, max_tokens=200)
 
@@ -55,8 +55,12 @@ def load_trained(run: RunDir, *, device: str = "auto", newest: bool = False) -> 
     config = read_run_config(run)
     task = make_task(config, run.path)
     step = choose_step(run, newest=newest)
-    model, (path, weights) = make_model(task, seed=config.run.seed), _weights(run, config, step)
-    copy_into(model_tensors(model), weights, path=path)
+    model = make_model(task, seed=config.run.seed)
+    if step.path is None and config.model.init:
+        load_initial(model, run.path / config.model.init, task=task)
+    else:
+        path, weights = _weights(run, config, step)
+        copy_into(model_tensors(model), weights, path=path)
     chosen = choose_device(device)
     arithmetic = _precision(config.train.precision, device=chosen)
     arithmetic.apply(model)
