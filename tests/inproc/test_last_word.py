@@ -71,7 +71,7 @@ def test_an_error_of_a_step(run: RunDir, practice: str) -> None:
 
 
 def test_a_task_that_fails_at_once_leaves_nothing_to_go_on_from(run: RunDir) -> None:
-    (run.path / "task.py").write_text(TASK.replace("nn.Linear(8, 64)", "nn.Linear(9, 64)"))
+    (run.path / "task.py").write_text(TASK.replace("nn.Linear(8, 64)", "nn.Linear(16, 64)"))
     assert train(run).returncode == 2
     assert not run.checkpoints.exists()
     (run.path / "task.py").write_text(TASK)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def emit(text: str, /, *, end: str = "\n", fill: bool = False, **fields: object)
     terminal it is wrapped between words."""
     file, text = stdout(), shown(Message(text, **fields), language())
     if file.isatty():
-        text = filled(printable(text), stderr.width) if fill else printable(text)
+        text = filled(printable(text), shutil.get_terminal_size().columns) if fill else printable(text)
     print(text, end=end, file=file, flush=True)
 
 
