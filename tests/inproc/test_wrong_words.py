@@ -52,6 +52,7 @@ def run(tmp_path: Path) -> RunDir:
         ("promote", 5, "has not joined a crew"),
         ("kick nadie", 5, "no node is named"),
         ("up nowhere", 2, "cannot read"),
+        ("tune nowhere", 2, "cannot read"),
         ("data prepare libros --out otro --vocab 256", 2, ""),
         ("data prepare libros --out otro --val-fraction 0.9", 2, ""),
         ("data prepare libros --out otro --tokenizer missing.json", 4, ""),

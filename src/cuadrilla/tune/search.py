@@ -258,8 +258,8 @@ def open_search(run_file: Path, *, sets: Sequence[str]) -> Iterator[Search]:
     """
     from cuadrilla.train.setup import make_task
 
-    text = run_file.read_text(encoding="utf-8-sig")
     config = read_run_file(run_file, sets=sets).config
+    text = run_file.read_text(encoding="utf-8-sig")
     space = Space(config.tune, text=text, sets=sets)
     folder = RunDir(run_file.parent.resolve() / TUNE)
     make_private(folder.path)
